@@ -348,9 +348,12 @@ def _parts(
 
 @functools.lru_cache(maxsize=4)  # hidden states, weights and both gradients ask alike
 def _places(
-    kept: tuple[int, ...], padded: tuple[int, ...], device: torch.device
+    kept: tuple[int, ...], padded: tuple[int, ...], device: torch.device, stream: object
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(the padded place of each row [t], the row at each padded place [p], the places without)."""
+    """(the padded place of each row [t], the row at each padded place [p], the places without).
+
+    :param stream: the current one, which alone has them in order.
+    """
     gaps = [all - one for one, all in zip(kept, padded, strict=True)]
     sizes = torch.tensor([kept, padded, gaps], device="cpu")
     rows, places, spare = sizes.cumsum(1) - sizes
@@ -389,7 +392,7 @@ def fused_multi_row_padding(
     """
     if _in_one_gather(input):
         groups = tuple(input_row_list), tuple(padded_input_row_list)
-        _, row, spare = _places(*groups, input.device)
+        _, row, spare = _places(*groups, input.device, torch.cuda.current_stream())
         torch.index_select(input, 0, row, out=output)
         output.index_fill_(0, spare, 0)
         return
@@ -409,7 +412,8 @@ def fused_multi_row_unpadding(
     """The opposite of :func:`fused_multi_row_padding`."""
     if _in_one_gather(output):
         groups = tuple(unpadded_input_row_list), tuple(input_row_list)
-        torch.index_select(input, 0, _places(*groups, input.device)[0], out=output)
+        place, _, _ = _places(*groups, input.device, torch.cuda.current_stream())
+        torch.index_select(input, 0, place, out=output)
         return
     rows, _ = _parts(input, unpadded_input_row_list, input_row_list)
     torch.cat(rows, out=output)
