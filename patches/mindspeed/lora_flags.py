@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.patches.checkpoints import TRACKER
+from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
 from accel_bridge.patching.host import ArgumentError
 
 Namespace = argparse.Namespace
@@ -53,7 +53,7 @@ def _update(args: Namespace, **changes: Any) -> Lora:
     return lora
 
 
-def _number(name: str) -> Callable[[Namespace, list[str]], str]:
+def _number(name: str) -> Translation:
     def number(args: Namespace, words: list[str]) -> str:
         if not words[0].isdecimal() or int(words[0]) < 1:
             raise ArgumentError(
@@ -67,6 +67,47 @@ def _number(name: str) -> Callable[[Namespace, list[str]], str]:
     return number
 
 
+translates("--lora-r", "low-rank adapters: the adapters' rank (16)", values=1)(_number("rank"))
+translates(
+    "--lora-alpha",
+    "low-rank adapters: their scale, alpha / rank (32)",
+    values=1,
+)(_number("alpha"))
+
+
+@translates(
+    "--lora-load",
+    "low-rank adapters: adapters loaded after the model of `--load`",
+    values=1,
+)
+def load(args: Namespace, words: list[str]) -> str:
+    """``--lora-load DIR``: adapters that were trained before.
+
+    :raises ArgumentError: there is no checkpoint.
+    """
+    if not (Path(words[0]) / TRACKER).is_file():
+        raise ArgumentError(
+            "--lora-load names no checkpoint.",
+            evidence=f"{words[0]} has no {TRACKER}",
+            next="give the directory that --save named, or remove --lora-load",
+        )
+    _update(args, load=words[0])
+    args.lora_load = words[0]
+    return f"adapters are loaded from {words[0]}"
+
+
+@translates("--lora-ckpt-filter", "low-rank adapters: checkpoints that hold the adapters alone")
+def only_adapters(args: Namespace, words: list[str]) -> str:
+    """``--lora-ckpt-filter``: checkpoints without the frozen model."""
+    _update(args, only_adapters=True)
+    return "checkpoints hold the adapters alone"
+
+
+@translates(
+    "--lora-target-modules",
+    "low-rank adapters: adapters on the linear layers of these names; nothing else is trained",
+    values="+",
+)
 def targets(args: Namespace, words: list[str]) -> str:
     """``--lora-target-modules NAME...``: only the adapters of these linear layers are trained.
 
@@ -84,35 +125,3 @@ def targets(args: Namespace, words: list[str]) -> str:
         args.expert_tensor_parallel_size = 1
         done.append("moe_grouped_gemm = False, expert_tensor_parallel_size = 1")
     return ", ".join(done)
-
-
-def load(args: Namespace, words: list[str]) -> str:
-    """``--lora-load DIR``: adapters that were trained before.
-
-    :raises ArgumentError: there is no checkpoint.
-    """
-    if not (Path(words[0]) / TRACKER).is_file():
-        raise ArgumentError(
-            "--lora-load names no checkpoint.",
-            evidence=f"{words[0]} has no {TRACKER}",
-            next="give the directory that --save named, or remove --lora-load",
-        )
-    _update(args, load=words[0])
-    args.lora_load = words[0]
-    return f"adapters are loaded from {words[0]}"
-
-
-def only_adapters(args: Namespace, words: list[str]) -> str:
-    """``--lora-ckpt-filter``: checkpoints without the frozen model."""
-    _update(args, only_adapters=True)
-    return "checkpoints hold the adapters alone"
-
-
-#: Flag -> its function, in the order in which they are settled.
-LORA: Final[dict[str, Callable[[Namespace, list[str]], str]]] = {
-    "--lora-r": _number("rank"),
-    "--lora-alpha": _number("alpha"),
-    "--lora-load": load,
-    "--lora-ckpt-filter": only_adapters,
-    "--lora-target-modules": targets,
-}

@@ -27,7 +27,7 @@ from accel_bridge.process.endings import number_of
 from accel_bridge.process.extras import require
 from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputLock, mapped, write_output
-from accel_bridge.process.parser import Parser
+from accel_bridge.process.parser import Parser, positive
 from accel_bridge.process.progress import FACTS, Iteration, LogReader, is_wanted
 from accel_bridge.process.progress.screen import Screen
 from accel_bridge.process.ranks import be_killed_with_parent
@@ -39,12 +39,8 @@ WANTED = 6_000_000
 NEEDED = 500_000
 
 
-def sources(directory: Path | None = None) -> Iterator[str]:
-    """Text of the standard library's modules and packages, in the order of their paths.
-
-    :param directory: look here instead of in this Python's standard library.
-    """
-    root = directory or Path(sysconfig.get_path("stdlib"))
+def sources(root: Path) -> Iterator[str]:
+    """Text of the standard library's modules and packages, in the order of their paths."""
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root).parts
         # Installed packages are not part of Python; its test data holds deliberate nonsense.
@@ -55,12 +51,13 @@ def sources(directory: Path | None = None) -> Iterator[str]:
                 continue  # a few sources declare another encoding
 
 
-def write_corpus(path: Path, directory: Path | None = None) -> tuple[int, int]:
+def write_corpus(path: Path) -> tuple[int, int]:
     """Write JSON lines with one source file a document; (documents, bytes of text).
 
     :raises BridgeError: this Python comes without its sources.
     """
     documents = size = 0
+    directory = Path(sysconfig.get_path("stdlib"))
     with path.open("w", encoding="utf-8") as file:
         for text in sources(directory):
             file.write(json.dumps({"text": text}) + "\n")
@@ -71,7 +68,7 @@ def write_corpus(path: Path, directory: Path | None = None) -> tuple[int, int]:
     if size < NEEDED:
         raise BridgeError(
             "This Python has no sources of its standard library to train on.",
-            evidence=f"{size} bytes of text in {directory or sysconfig.get_path('stdlib')}",
+            evidence=f"{size} bytes of text in {directory}",
             next="use a Python with its .py files, or your own text with accel-bridge preprocess",
         )
     return documents, size
@@ -299,15 +296,13 @@ def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | N
         )
 
 
-#: More iterations of so small a model are a slip of the finger.
-_MOST = 1_000_000
-
-
 class Interrupted(BridgeError):
     """Ctrl-C, SIGTERM or SIGHUP ended the demo."""
 
 
 def _parser() -> argparse.ArgumentParser:
+    # More iterations of so small a model are a slip of the finger.
+    count = functools.partial(positive, most=1_000_000)
     parser = Parser(
         prog="accel-bridge demo",
         description="Offline, in about two minutes: takes the sources of Python's standard "
@@ -325,9 +320,9 @@ def _parser() -> argparse.ArgumentParser:
         "--model", choices=tuple(MODELS), default="gpt", help="gpt, or hybrid (Mamba and attention)"
     )
     parser.add_argument(
-        "--iterations", type=_count, default=150, help="before the resume (default: 150)"
+        "--iterations", type=count, default=150, help="before the resume (default: 150)"
     )
-    parser.add_argument("--resumed", type=_count, default=50, help="after the resume (default: 50)")
+    parser.add_argument("--resumed", type=count, default=50, help="after the resume (default: 50)")
     return parser
 
 
@@ -348,9 +343,3 @@ def main(argv: Sequence[str]) -> int:
         ended.exit_code = 128 + number_of(interrupt)
         raise ended from None
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text[:20]) <= _MOST:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 to {_MOST}, not {text[:40]!r}")
-    return int(text)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from accel_bridge.process.progress._command import is_wanted, join, new_log, run
+from accel_bridge.process.progress._command import is_wanted, new_log, run
 from accel_bridge.process.progress._lines import (
     FACTS,
     LOSSES,
@@ -22,7 +22,6 @@ __all__ = [
     "LogReader",
     "facts_line",
     "is_wanted",
-    "join",
     "new_log",
     "run",
 ]

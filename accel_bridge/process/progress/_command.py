@@ -1,16 +1,12 @@
 """Runs a command into a log file and shows it on the terminal.
 
 The file itself is the command's output: nothing waits for who watches, and nothing is lost when the
-watching ends. This process follows the file, and ends as the command does. Under a launcher that is
-not ours (``torchrun -m``) rank 0 joins in.
+watching ends. This process follows the file, and ends as the command does.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import subprocess
 import sys
 import time
@@ -167,67 +163,3 @@ def _follow(child: subprocess.Popen[bytes], lines: Lines, screen: Screen) -> int
     for line in lines.new(last=True):
         screen.feed(line)
     return status
-
-
-def join() -> None:
-    """Send this rank's output to the machine's log; local rank 0 sees to the terminal.
-
-    Where no log can be written, everything stays on the terminal, and a line says why.
-    """
-    path = Path(f"{PREFIX}{_started(os.getppid())}-{os.getppid()}{SUFFIX}")
-    try:
-        with mapped(path, "the log"):
-            log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
-    except OutputError as error:
-        bridge_log.warn(f"no progress line: {error.what} ({error.evidence[0]})")
-        return
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        _leave_watcher(path)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-        os.dup2(log, stream.fileno())
-    os.close(log)
-    os.environ[FACTS] = "1"
-
-
-def _started(pid: int) -> str:
-    """When a process was started; the ranks of one launcher agree on it."""
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    boot = next(
-        int(line.split()[1])
-        for line in Path("/proc/stat").read_text().splitlines()
-        if line.startswith("btime ")
-    )
-    seconds = boot + ticks / os.sysconf("SC_CLK_TCK")
-    return time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
-
-
-def _leave_watcher(path: Path) -> None:
-    """A grandchild follows the log: the rank may wait for all of its children."""
-    rank = os.pidfd_open(os.getpid())
-    if (child := os.fork()) == 0:
-        if os.fork() == 0:
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)  # it ends with the rank
-            with contextlib.suppress(Exception):  # a watcher must disturb nobody
-                _show(path, rank)
-        os._exit(0)
-    os.waitpid(child, 0)
-    os.close(rank)
-
-
-def _show(path: Path, rank: int) -> None:
-    from accel_bridge.process.progress.screen import Screen
-
-    screen = Screen()
-    screen.say(f"{bridge_log.PREFIX} log: {path}")
-    with path.open("rb") as written:
-        lines, ended = Lines(written), False
-        while not ended:
-            ended = bool(select.select([rank], [], [], LOOK)[0])
-            if ended:
-                time.sleep(SETTLE)
-            for line in lines.new(last=ended):
-                screen.feed(line)
-            screen.tick()
-    screen.close(int(screen.has_failed()))

@@ -175,10 +175,6 @@ class Screen:
             except (OSError, ValueError, SystemExit):
                 self._gone = True
 
-    def has_failed(self) -> bool:
-        """Whether the log ends with a reason to fail, for those who cannot see the status."""
-        return self._explained or any(_TRACE in line for line in self._last)
-
     def _at(self, found: Iteration) -> None:
         fresh = self._iteration is None or found.number != self._iteration.number
         if fresh and found.seconds:
