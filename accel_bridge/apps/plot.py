@@ -19,7 +19,7 @@ from accel_bridge import recording
 from accel_bridge.apps._html import image, page, paragraphs, table
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process.extras import require
-from accel_bridge.process.progress import LOSSES, Iteration, LogReader
+from accel_bridge.process.progress.lines import LOSSES, Iteration, LogReader
 
 #: Smoothing averages over so large a part of the longest run, and at most so many points.
 _PART, _MOST = 40, 100

@@ -28,7 +28,8 @@ from accel_bridge.process.extras import require
 from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputLock, mapped, write_output
 from accel_bridge.process.parser import Parser, positive
-from accel_bridge.process.progress import FACTS, Iteration, LogReader, is_wanted
+from accel_bridge.process.progress import is_wanted
+from accel_bridge.process.progress.lines import FACTS, Iteration, LogReader
 from accel_bridge.process.progress.screen import Screen
 from accel_bridge.process.ranks import be_killed_with_parent
 

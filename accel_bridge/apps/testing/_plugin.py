@@ -15,7 +15,8 @@ from typing import Final
 
 import pytest
 
-from accel_bridge.apps.comparison import Comparison, compare, facts, step_cells, verdict
+from accel_bridge.apps.comparison import Comparison, compare
+from accel_bridge.apps.comparison.report import facts, step_cells, verdict
 from accel_bridge.bridge.selection import probe_all
 from accel_bridge.device.backend import Backend, ProbedBackend
 from accel_bridge.plugins.manager import load_plugins

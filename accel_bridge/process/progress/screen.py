@@ -17,7 +17,7 @@ from rich.text import Text
 
 from accel_bridge.errors import ERROR_PREFIX, printable
 from accel_bridge.process.log import PREFIX
-from accel_bridge.process.progress._lines import DEVICE_MEMORY, OWN, Iteration, LogReader
+from accel_bridge.process.progress.lines import DEVICE_MEMORY, OWN, Iteration, LogReader
 
 #: Statuses of runs that somebody ended: no reason has to be shown.
 _STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)

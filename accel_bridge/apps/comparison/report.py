@@ -7,7 +7,7 @@ import math
 from typing import Any, Final
 
 from accel_bridge.apps._html import image, page, paragraphs, table
-from accel_bridge.apps.comparison._compare import LATER, RATIO, Comparison, Departure, Kind, depths
+from accel_bridge.apps.comparison import LATER, RATIO, Comparison, Departure, Kind, depths
 from accel_bridge.errors import printable
 from accel_bridge.process.extras import require
 from accel_bridge.recording import Recording
