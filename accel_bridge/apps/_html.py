@@ -1,9 +1,10 @@
-"""The pages that commands write: each is one file, which needs no other."""
+"""What commands write: pages, each one file that needs no other, and numbers of JSON documents."""
 
 from __future__ import annotations
 
 import base64
 import html
+import math
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Final
@@ -60,10 +61,13 @@ def table(
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """A paragraph of plain text for each line."""
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def image(shows: str, picture: bytes) -> str:
-    """A PNG inside the page."""
     return f'<img alt="{shows}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+
+
+def finite(value: float) -> float | str:
+    """A number for JSON, which has no infinity."""
+    return value if math.isfinite(value) else str(value)

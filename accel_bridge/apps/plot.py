@@ -54,7 +54,6 @@ class Run:
 
     @property
     def last(self) -> int:
-        """The last logged iteration."""
         return self.points[-1].iteration
 
     @property

@@ -278,7 +278,6 @@ class Terminated(KeyboardInterrupt):
 
 
 def number_of(interrupt: KeyboardInterrupt) -> int:
-    """The signal behind an interrupt."""
     return interrupt.number if isinstance(interrupt, Terminated) else int(signal.SIGINT)
 
 

@@ -8,7 +8,6 @@ imports torch or Megatron.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -85,8 +84,7 @@ def _program(run: Callable[[], int], argv: Sequence[str] | None) -> int:
     except BridgeError as error:
         return report(error)
     except KeyboardInterrupt as interrupt:  # before the run has handlers of its own
-        number = number_of(interrupt)
-        return report(Interrupted(number, signal.Signals(number).name))
+        return report(Interrupted(number_of(interrupt)))
     except ReaderGone:
         return READER_GONE
     return status

@@ -150,7 +150,6 @@ class GuardedEngine:
         return self._exact.encode([text])[0]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``."""
         return self._exact.decode(ids)
 
 

@@ -177,10 +177,7 @@ def _contract(
         _check_drawn(args)
         with torch.no_grad():
             result = function(*args, **kwargs)
-        flat = _flat((args, kwargs))
-        touched = [flat[place] for place in operator.changed]
-        found = [one for one in tree_flatten(result)[0] if isinstance(one, torch.Tensor)]
-        return [*(one for one in found if not any(one is other for other in touched)), *touched]
+        return _results(result, operator, _flat((args, kwargs)))
     arriving, leaving = operator.arguments[2:] or ([], [])
     count = len(tensors) - len(arriving)
     for place in leaving:

@@ -85,7 +85,6 @@ def survey(settings: Settings) -> Survey:
 
 
 def report(found: Survey) -> dict[str, Any]:
-    """The survey as a JSON document."""
     chosen, selected = None, found.selected
     if not isinstance(selected, BridgeError):
         chosen = {"backend": selected.chosen.name, "how": selected.how, "why": selected.why}
@@ -149,6 +148,5 @@ def kernel_rows(backend: Backend) -> list[list[str]]:
 
 
 def print_kernels(backend: Backend) -> None:
-    """The kernels as a table."""
     print_heading(f"Kernels of the {backend.name} backend")
     print_table(["contract", "call", "implementation", "why"], kernel_rows(backend))

@@ -94,7 +94,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what this machine has."""
     arguments = _parser().parse_args(argv)
     with only_stderr():
         report = look(with_imports=not arguments.no_imports, seconds=arguments.wait)

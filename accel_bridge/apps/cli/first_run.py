@@ -192,7 +192,6 @@ def run(machine: Machine, directory: Path, total: float = TOTAL) -> Iterator[dic
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """The report in words."""
     lines = [
         f"accel_bridge {document['accel_bridge']}, first run on {document['title']}, "
         f"{document['devices']} device(s)",

@@ -53,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @ending_at_once()
 def main(argv: Sequence[str]) -> int:
-    """Print the resolution of every library."""
     arguments = _parser().parse_args(argv)
     with only_stderr():
         settings = Settings.from_environ(os.environ)
@@ -91,7 +90,6 @@ def look(settings: Settings, plugins: Plugins, selection: Selection) -> Librarie
 
 
 def report(found: Libraries | BridgeError) -> dict[str, Any]:
-    """The libraries as a JSON document."""
     if isinstance(found, BridgeError):
         return {"error": str(found)}
     rows = [

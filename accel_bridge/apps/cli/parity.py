@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the subcommand."""
     arguments = parity_record.with_argv(_parser().parse_args, argv)
     if arguments.parity_command in _TRAINING:
         return _TRAINING[arguments.parity_command](arguments)

@@ -34,7 +34,6 @@ _REPORT_MARK: Final = report.MADE_BY.encode()
 
 
 def add_compare(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "compare",
         help="two recordings side by side, with a verdict",
@@ -101,7 +100,6 @@ def _check_outputs(outputs: dict[str, Path | None], inputs: list[Path]) -> None:
 
 
 def add_replay(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "replay",
         help="the first operator of a capsule that departs from float64, or from another capsule",
@@ -183,7 +181,6 @@ _COLUMNS: Final = ("prompt", "tokens", "mean", "largest", "perplexity A", "B", "
 
 
 def add_logprobs(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "logprobs",
         help="log-probabilities of the same tokens by Megatron, Transformers, vLLM, SGLang",

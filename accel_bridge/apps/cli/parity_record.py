@@ -66,7 +66,6 @@ def run_child(command: Sequence[str]) -> int:
 
 
 def add_record(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "record",
         help="train some steps and write their numbers to a small file",
@@ -182,7 +181,6 @@ def _is_new(path: Path, began: float) -> bool:
 
 
 def add_capsule(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "capsule",
         help="every operator of the module at which two recordings part, in a file",
@@ -256,7 +254,6 @@ def _place(files: list[Path], module: str | None, step: int | None) -> Place:
 
 
 def add_repeat(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "repeat",
         help="the same run twice: equal bit for bit, or the first operator that is not",

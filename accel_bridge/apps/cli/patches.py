@@ -274,7 +274,6 @@ def _versions_at(path: Path, plugins: Plugins) -> dict[str, str | None]:
 
 
 def _run_script(argv: list[str]) -> int:
-    """Run a script to its end; its exit status."""
     try:
         run_script(argv)
     except SystemExit as end:

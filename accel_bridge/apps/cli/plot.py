@@ -53,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read, draw and print."""
     arguments = _parser().parse_args(argv)
     paths: list[Path] = arguments.runs
     taken = [path for path in paths if path.is_file()]

@@ -369,7 +369,6 @@ class Comparison:
 
     @property
     def first(self) -> Departure | None:
-        """The first tensor that departs."""
         return self.departures[0] if self.departures else None
 
     @property

@@ -146,7 +146,6 @@ _CROSS_MASKS: Final[dict[str, MakeMask]] = {
 
 
 def attention_cases() -> Iterator[Case]:
-    """Every attention case."""
     for dtype in _DTYPES:
         for layout in LAYOUTS:
             masks = _POSITIONAL if layout == "TND" else _POSITIONAL | _EXPLICIT
@@ -383,7 +382,6 @@ _SETTINGS: Final = (
 
 
 def sequence_cases() -> Iterator[Case]:
-    """Every case of the three contracts."""
     yield from _convolution_cases()
     yield from _scan_cases()
     yield from _delta_cases()

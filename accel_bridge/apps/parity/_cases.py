@@ -152,7 +152,6 @@ _ROWS: Final = ((1, 8), (3, 37), (64, 256), (5, 4096))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Every case of every contract."""
     tables: tuple[Callable[[], Iterator[Case]], ...] = (
         attention_cases,
         max_logit_cases,

@@ -26,7 +26,6 @@ _KINDS: Final = (("a factor each", False), ("blocks", True))
 
 
 def grouped_float8_cases() -> Iterator[Case]:
-    """Every case of the four contracts."""
     yield from _grouped_quantize_cases()
     yield from _turn_cases()
     yield from _grouped_gemm_cases()

@@ -79,13 +79,11 @@ class Outcome:
         }
 
     def estimate(self) -> Estimate:
-        """The time of a step."""
         made = (estimate(one, self.device, self.network) for one in self.ranks)
         return max(made, key=lambda one: one.seconds)
 
 
 def show(outcome: Outcome, advice: list[dict[str, Any]]) -> None:
-    """Print the report."""
     device, full = outcome.device, outcome.fullest
     print(f"rehearsed for {device.title} ({device.memory / GB:.1f} GB)")
     for note in outcome.notes:
@@ -164,7 +162,6 @@ def checkpoint(outcome: Outcome) -> list[str]:
 
 
 def as_json(outcome: Outcome, advice: list[dict[str, Any]]) -> dict[str, Any]:
-    """Everything that was found."""
     kept = (
         *("rank", "stands_for", "parameters", "peak_bytes", "reserved_bytes", "needs_bytes"),
         *("communication_bytes", "fits", "memory", "activations", "peak", "after_steps"),
@@ -300,7 +297,6 @@ def draw(outcome: Outcome) -> bytes:
 
 
 def page(outcome: Outcome, picture: bytes, advice: list[dict[str, Any]]) -> bytes:
-    """Everything in one file."""
     full = outcome.fullest
     memory = [[name, f"{full['memory'].get(name, 0) / GB:.2f}"] for name in CLASSES]
     ranks = [
