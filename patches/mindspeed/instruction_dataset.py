@@ -10,7 +10,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.megatron_dataset import MegatronDataset
 from megatron.training import get_args
 
-from accel_bridge.patches.mindspeed.instruction_files import ASKED, FIELDS, check, field
+from accel_bridge.patches.mindspeed.instruction_data import ASKED, FIELDS, check, field
 from accel_bridge.patches.mindspeed.instruction_rows import (
     IGNORED,
     document_lengths,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.mindspeed import lora_flags  # noqa: F401  (it translates flags, too)
+from accel_bridge.patches.mindspeed import lora  # noqa: F401  (it translates flags, too)
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
 from accel_bridge.patches.mindspeed.mapped_flags import TABLE, TRANSLATED, Effect, Flag

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from accel_bridge.patches.mindspeed.instruction_files import ASKED, check
+from accel_bridge.patches.mindspeed.instruction_data import ASKED, check
 from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
 from accel_bridge.patching.host import ArgumentError
 

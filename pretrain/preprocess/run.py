@@ -361,7 +361,8 @@ class Run:
 
     def _close(self, *, keep: bool) -> None:
         """Close all files; without ``keep`` the partial ones and the checkpoint go."""
-        for one in (*self._writers.values(), self._errors):
+        written: list[KeyWriter | ErrorLog] = [*self._writers.values(), self._errors]
+        for one in written:
             if keep:
                 one.close()
             else:

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,7 +24,7 @@ from typing import Final
 from accel_bridge.apps import plot
 from accel_bridge.bridge.selection import select_here
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.endings import number_of
+from accel_bridge.process import endings
 from accel_bridge.process.extras import require
 from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputLock, mapped, write_output
@@ -263,32 +264,27 @@ def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | N
     note(directory, line)
     _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
-    with subprocess.Popen(
-        [sys.executable, "-m", "accel_bridge", *argv],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        cwd=directory,
-        env={**os.environ, FACTS: "1"},
-        preexec_fn=be_killed_with_parent,
-    ) as process:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "accel_bridge", *argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=directory,
+            env={**os.environ, FACTS: "1"},
+            preexec_fn=be_killed_with_parent,
+        ) as process,
+        endings.ending(process, signal.SIGTERM, GRACE),
+    ):
         assert process.stdout is not None
-        try:
-            for output in process.stdout:
-                last.append(output.rstrip())
-                if follow is None:
-                    _show(f"   {output}", end="")
-                else:
-                    follow(output)
-            status = process.wait()
-        except BaseException:
-            process.terminate()
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
+        for output in process.stdout:
+            last.append(output.rstrip())
+            if follow is None:
+                _show(f"   {output}", end="")
+            else:
+                follow(output)
+        status = process.wait()
     if status != 0:
         raise BridgeError(
             f"`accel-bridge {argv[0]}` failed with status {status}.",
@@ -341,6 +337,6 @@ def main(argv: Sequence[str]) -> int:
             evidence=f"what it had made is in {arguments.out}",
             next="run the same command again: it begins anew",
         )
-        ended.exit_code = 128 + number_of(interrupt)
+        ended.exit_code = 128 + endings.number_of(interrupt)
         raise ended from None
     return 0

@@ -29,29 +29,12 @@ from accel_bridge.process.log import say
 from accel_bridge.process.parser import Parser, seconds
 
 #: Distributions whose versions decide what works.
-PACKAGES: Final = (
-    "torch",
-    "triton",
-    "megatron-core",
-    "torch-npu",
-    "mindspeed",
-    "transformer-engine",
-    "apex",
-    "liger-kernel",
-    "flash-attn",
-    "numpy",
-    "pluggy",
-    "packaging",
-    "rich",
-    "matplotlib",
-    "tokenizers",
-    "tiktoken",
-    "gigatoken",
-    "sentencepiece",
-    "orjson",
-    "pyarrow",
-    "zstandard",
-    "ray",
+PACKAGES: Final = tuple(
+    """
+torch triton megatron-core torch-npu mindspeed transformer-engine apex liger-kernel flash-attn numpy
+pluggy packaging rich matplotlib tokenizers tiktoken gigatoken sentencepiece orjson pyarrow
+zstandard ray
+""".split()
 )
 #: What is imported when its distribution is installed. Not mindspeed: it parses sys.argv and
 #: changes torch when it is imported.

@@ -22,7 +22,7 @@ from accel_bridge.apps import comparison
 from accel_bridge.apps.capsules import FirstBit, Place, choose, first_bit
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process import launch
-from accel_bridge.process.endings import held
+from accel_bridge.process.endings import ending, held
 from accel_bridge.process.extras import import_torch
 from accel_bridge.process.outputs import check_output
 from accel_bridge.process.parser import Parser, parted, positive
@@ -52,17 +52,9 @@ def run_child(command: Sequence[str]) -> int:
     """
     with held():
         child = subprocess.Popen(command, preexec_fn=be_killed_with_parent)
-    try:
+    # A terminal sends SIGINT to both; `kill` sends it to one.
+    with ending(child, signal.SIGINT, GRACE):
         return child.wait()
-    except BaseException:
-        # A terminal sends SIGINT to both; `kill` sends it to one.
-        child.send_signal(signal.SIGINT)
-        try:
-            child.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        raise
 
 
 def add_record(commands: argparse._SubParsersAction[Parser]) -> None:
