@@ -60,7 +60,7 @@ class Report:
         return result
 
 
-def show(parsed: argparse.Namespace) -> int:
+def main(parsed: argparse.Namespace) -> int:
     """Print what a command line asks for; the exit status of ``inspect_main``."""
     engine, vocab_size = None, parsed.vocab_size
     if parsed.tokenizer_type:

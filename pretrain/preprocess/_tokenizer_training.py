@@ -255,7 +255,7 @@ class Texts:
                         yield text
 
 
-def train(arguments: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Train a tokenizer and say how it is used.
 
     :raises PreprocessError: the input or the size makes none.
