@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from accel_bridge.patches.mindspeed.instruction_data import ASKED, check
 from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
 from accel_bridge.patching.host import ArgumentError
 
@@ -438,6 +437,29 @@ def offload(args: Namespace) -> None:
     if moved := getattr(args, _OFFLOADED, None):
         args.fine_grained_activation_offloading = True
         args.offload_modules = moved
+
+
+#: Attribute of Megatron's arguments that says how the data are read.
+ASKED: Final = "accel_bridge_instruction"
+FIELDS: Final = ("input_ids", "labels", "attention_mask")
+
+
+def field(prefix: str, name: str) -> str:
+    """Prefix of one of the data sets of ``--data-path`` PREFIX."""
+    return f"{prefix}_packed_{name}_document"
+
+
+def check(prefixes: list[str]) -> None:
+    """:raises ArgumentError: ``--data-path`` names no instruction data."""
+    for prefix in prefixes:
+        missing = [name for name in FIELDS if not Path(field(prefix, name) + ".bin").is_file()]
+        if missing:
+            raise ArgumentError(
+                "--data-path names no instruction data.",
+                evidence=f"{field(prefix, missing[0])}.bin does not exist",
+                next="give the prefix that MindSpeed-LLM's preprocess_data.py was given as "
+                "--output-prefix, without _packed_input_ids_document",
+            )
 
 
 @translates(
