@@ -22,16 +22,13 @@ img { max-width: 100%; }
 """
 
 
-def page(
-    made_by: str, title: str, parts: Iterable[str], *, verdict: str = "", style: str = ""
-) -> str:
+def page(made_by: str, title: str, parts: Iterable[str], *, verdict: str = "") -> str:
     """A page.
 
     :param made_by: the command, by which a later one knows the file.
     :param title: plain text, for the window.
     :param parts: of the body, in HTML.
     :param verdict: ``pass`` or ``fail``: the title is a heading, too, in its colour.
-    :param style: CSS beside what all pages have.
     """
     title = html.escape(title)
     heading = [f'<h1 class="{verdict}">{title}</h1>'] if verdict else []
@@ -39,7 +36,7 @@ def page(
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="generator" content="{made_by}">\n'
         f'<meta name="viewport" content="width=device-width">\n<title>{title}</title>\n'
-        f"<style>\n{_STYLE}{style}</style>\n</head>\n<body>\n"
+        f"<style>\n{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join([*heading, *parts])
         + "\n</body>\n</html>\n"
     )

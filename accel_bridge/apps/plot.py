@@ -76,7 +76,7 @@ class Run:
         return smoothed(values, over)[-1] if values else math.nan
 
 
-def by_iteration(name: str, points: Sequence[Point], notes: Sequence[str] = ()) -> Run:
+def by_iteration(name: str, points: Sequence[Point]) -> Run:
     """A run from points in the order in which they were logged.
 
     Of an iteration that was trained again, after a resume, the later point counts.
@@ -86,7 +86,7 @@ def by_iteration(name: str, points: Sequence[Point], notes: Sequence[str] = ()) 
     for point in points:
         again += point.iteration in found
         found[point.iteration] = point
-    said = list(notes)
+    said = []
     if again:
         said.append(f"{again} iterations were trained again after a resume: the later ones count")
     ordered = tuple(sorted(found.values(), key=lambda point: point.iteration))

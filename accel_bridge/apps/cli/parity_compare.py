@@ -116,12 +116,6 @@ def add_replay(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="NAME",
         help="judge this backend's kernels on the recorded inputs, instead of what was recorded",
     )
-    parser.add_argument(
-        "--precision",
-        choices=("float64", "float32"),
-        default="float64",
-        help="of the reference (default: %(default)s)",
-    )
     add_json_flag(parser)
 
 
@@ -137,13 +131,11 @@ def run_replay(arguments: argparse.Namespace) -> int:
         )
     with only_stderr():
         import_torch()
-        import torch
-
         from accel_bridge.apps.capsules import replayed
 
         if b is None:
             kernels = _kernels(arguments.backend)
-            judgement = replayed.judge(a, getattr(torch, arguments.precision), kernels)
+            judgement = replayed.judge(a, kernels)
             document = replayed.as_json(a, judgement)
             whose = "as recorded" if kernels is None else f"backend {arguments.backend}, here"
             lines = replayed.lines_of_one(a, judgement, whose)

@@ -78,15 +78,6 @@ def add_record(commands: argparse._SubParsersAction[Parser]) -> None:
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
     )
     parser.add_argument(
-        "--capsule",
-        metavar="NAME",
-        default="",
-        help="also keep every operator of the module NAME, in FILE with the suffix .capsule",
-    )
-    parser.add_argument(
-        "--step", metavar="N", type=positive, default=1, help="of the capsule (default: 1)"
-    )
-    parser.add_argument(
         "--limits",
         action="store_true",
         help="run the first step twice more with every output and gradient moved by its rounding: "
@@ -112,17 +103,7 @@ def run_record(arguments: argparse.Namespace) -> int:
     check_zstd()
     out = arguments.out.absolute()
     check_output(out, option="--out", made=(MAGIC,))
-    capsule = out.with_suffix(".capsule")
-    if arguments.capsule:
-        check_output(capsule, option="--capsule", made=(CAPSULE_MAGIC,), inputs=[out])
-    plan = Plan(
-        out=str(out),
-        every=arguments.every,
-        capsule=arguments.capsule,
-        capsule_step=arguments.step,
-        capsule_out=str(capsule),
-    )
-    train(plan, out, arguments)
+    train(Plan(out=str(out), every=arguments.every), out, arguments)
     if arguments.limits:
         _measure_limits(out, arguments)
     return 0
