@@ -86,10 +86,8 @@ def run(argv: list[str]) -> None:
     check_variables(os.environ)
     check_environment()
     die_with_launcher()
-    if progress.is_wanted(default=False):
-        if not is_launched(os.environ):
-            raise SystemExit(progress.run([sys.executable, "-m", "accel_bridge.run", *given]))
-        progress.join()
+    if not is_launched(os.environ) and progress.is_wanted(default=False):
+        raise SystemExit(progress.run([sys.executable, "-m", "accel_bridge.run", *given]))
     from accel_bridge.bridge.activation import activate
 
     # Before the activation: an adaptor that takes over may parse it.

@@ -9,7 +9,7 @@ from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
-from accel_bridge.process.progress import FACTS, facts_line
+from accel_bridge.process.progress.lines import FACTS, facts_line
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:

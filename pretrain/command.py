@@ -20,7 +20,7 @@ from accel_bridge.process import endings, launch, log, progress
 from accel_bridge.process.endings import held
 from accel_bridge.process.environment import Settings
 from accel_bridge.process.extras import require
-from accel_bridge.process.parser import CommandLineError, Parser, parted
+from accel_bridge.process.parser import Parser, parted
 from accel_bridge.process.ranks import check_variables
 
 # Which script ``accel-bridge pretrain`` runs: its own, or an older Megatron's.
@@ -154,27 +154,8 @@ def training_command(argv: Sequence[str]) -> list[str]:
     if HELP.intersection(megatron):  # one process says it all
         return [sys.executable, "-m", RUNNER, *script(options.model), "--help"]
     _check_devices(options)
-    runner = ("-m", *_words(options.runner))
+    runner = ("-m", *shlex.split(options.runner))
     return launch.start_command(options, [*runner, *script(options.model), *megatron])
-
-
-def _words(runner: str) -> list[str]:
-    """The module and its arguments."""
-    try:
-        argv = shlex.split(runner)
-    except ValueError as error:
-        raise CommandLineError(
-            "--runner cannot be split into words.",
-            evidence=f"{runner!r}: {error}",
-            next="close its quotes",
-        ) from error
-    if not argv:
-        raise CommandLineError(
-            "--runner names no module.",
-            evidence=f"--runner {runner!r}",
-            next="leave it out",
-        )
-    return argv
 
 
 def _check_devices(options: argparse.Namespace) -> None:

@@ -27,35 +27,21 @@ from accel_bridge.pretrain.indexed_data import check_ids, check_indexed_datasets
 _CONFIG_FROM_ARGUMENTS = {
     "random_seed": "seed",
     "sequence_length": "seq_length",
-    "split": "split",
-    "multiple_validation_sets": "multiple_validation_sets",
-    "full_validation": "full_validation",
-    "num_dataset_builder_threads": "num_dataset_builder_threads",
     "path_to_cache": "data_cache_path",
-    "mmap_bin_files": "mmap_bin_files",
-    "reset_position_ids": "reset_position_ids",
-    "reset_attention_mask": "reset_attention_mask",
-    "eod_mask_loss": "eod_mask_loss",
     "create_attention_mask": "create_attention_mask_in_dataloader",
-    "object_storage_cache_path": "object_storage_cache_path",
-    "mid_level_dataset_surplus": "mid_level_dataset_surplus",
-    "allow_ambiguous_pad_tokens": "allow_ambiguous_pad_tokens",
     "fast_cache_load": "dataloader_fast_cache_load",
     "defer_npy_index_mmap": "dataloader_defer_npy_index_mmap",
-    "context_parallel_size": "context_parallel_size",
-    "data_parallel_size": "data_parallel_size",
-    "hybrid_context_parallel": "hybrid_context_parallel",
     "inter_document_masking": "dataloader_inter_document_masking",
 }
-
-#: Fields of GPTFIMDatasetConfig (fill in the middle) -> the argument that holds their value.
-_FIM_FROM_ARGUMENTS = {
-    "fim_rate": "fim_rate",
-    "fim_spm_rate": "fim_spm_rate",
-    "fim_split_sample": "fim_split_sample",
-    "fim_fragment_rate": "fim_fragment_rate",
-    "fim_no_prefix": "fim_no_prefix",
-}
+#: Fields that have the argument's name.
+_CONFIG = """
+split multiple_validation_sets full_validation num_dataset_builder_threads mmap_bin_files
+reset_position_ids reset_attention_mask eod_mask_loss object_storage_cache_path
+mid_level_dataset_surplus allow_ambiguous_pad_tokens context_parallel_size data_parallel_size
+hybrid_context_parallel
+""".split()
+#: Likewise of GPTFIMDatasetConfig: fill in the middle.
+_FIM = "fim_rate fim_spm_rate fim_split_sample fim_fragment_rate fim_no_prefix".split()
 
 
 def check_data(args: Any) -> None:
@@ -100,7 +86,8 @@ def dataset_config(args: Any) -> GPTDatasetConfig:
     sequences_per_dataset = None
     if args.per_dataset_sequences_path is not None:
         sequences_per_dataset = json.loads(Path(args.per_dataset_sequences_path).read_text())
-    values = {field: getattr(args, name) for field, name in _CONFIG_FROM_ARGUMENTS.items()}
+    names = {**_CONFIG_FROM_ARGUMENTS, **{name: name for name in _CONFIG}}
+    values = {field: getattr(args, name) for field, name in names.items()}
     values.update(
         blend=blend,
         blend_per_split=blend_per_split,
@@ -110,7 +97,7 @@ def dataset_config(args: Any) -> GPTDatasetConfig:
     )
     if not args.fim_data:
         return GPTDatasetConfig(**values)
-    values.update({field: getattr(args, name) for field, name in _FIM_FROM_ARGUMENTS.items()})
+    values.update({name: getattr(args, name) for name in _FIM})
     values["fim_extra_tokens"] = {
         part: getattr(args, f"fim_{part}_token")
         for part in ("prefix", "middle", "suffix", "pad", "eod")

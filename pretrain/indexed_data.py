@@ -100,7 +100,7 @@ def check_indexed_datasets(prefixes: Iterable[str], *, thoroughly: bool = True) 
     """
     for prefix in prefixes:
         if "://" not in prefix:  # object storage is Megatron's to check
-            with _readable(prefix):
+            with readable(prefix):
                 _check_indexed_dataset(prefix, thoroughly)
 
 
@@ -123,7 +123,8 @@ def check_ids(largest: int, smallest: int, vocabulary: int) -> None:
 
 
 @contextlib.contextmanager
-def _readable(prefix: str) -> Iterator[None]:
+def readable(prefix: str) -> Iterator[None]:
+    """What the system says of a data set's files becomes :class:`DataError`."""
     try:
         yield
     except OSError as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from accel_bridge.apps.parity import Case
+    from accel_bridge.kernels.cases import Case
 
 
 def sample(cases: Iterable[Case], step: int) -> list[Case]:

@@ -22,7 +22,7 @@ ALLOWED = {
     "accel_bridge/apps/cli/demo.py": "the list of its commands, where what was there has moved",
     "accel_bridge/apps/doctor/_examination.py": "pipes of a child",
     "accel_bridge/apps/cli/first_run.py": "logs in a temporary directory",
-    "accel_bridge/apps/testing/_plugin.py": "directories of tests",
+    "accel_bridge/apps/testing/__init__.py": "directories of tests",
     "accel_bridge/apps/cli/_completion.py": "/dev/null",
     "backends/cpu/_host.py": "a file of the kernel's",
     "backends/ascend/emulator/_torch_npu.py": "a cache, from a draft that is whole; its lock file",

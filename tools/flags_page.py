@@ -21,7 +21,8 @@ from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.backends.cuda._backend import CudaBackend
 from accel_bridge.libraries._library import LIBRARIES
 from accel_bridge.patches.arguments import ALL_RULES
-from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect, Flag
+from accel_bridge.patches.mindspeed.mapped_flags import Effect, Flag
+from accel_bridge.patches.mindspeed.script_flags import FLAGS
 from accel_bridge.patching.host import (
     ArgumentRule,
     Host,
@@ -199,8 +200,8 @@ def _of_mindspeed(flag: Flag) -> tuple[str, ...]:
     if flag.effect is Effect.REFUSED:
         instead = "" if flag.next == "remove it" else f"; {flag.next}"
         return ("refused", "refused", "refused", flag.means + instead)
-    becomes = flag.becomes or f"`{flag.to}`"
-    return ("mapped", "mapped", "mapped", f"{flag.means}: {becomes}")
+    means = f"{flag.means}: `{flag.to}`" if flag.to else flag.means
+    return ("mapped", "mapped", "mapped", means)
 
 
 def rows() -> list[tuple[str, ...]]:

@@ -1,9 +1,10 @@
-"""The pages that commands write: each is one file, which needs no other."""
+"""What commands write: pages, each one file that needs no other, and numbers of JSON documents."""
 
 from __future__ import annotations
 
 import base64
 import html
+import math
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Final
@@ -21,16 +22,13 @@ img { max-width: 100%; }
 """
 
 
-def page(
-    made_by: str, title: str, parts: Iterable[str], *, verdict: str = "", style: str = ""
-) -> str:
+def page(made_by: str, title: str, parts: Iterable[str], *, verdict: str = "") -> str:
     """A page.
 
     :param made_by: the command, by which a later one knows the file.
     :param title: plain text, for the window.
     :param parts: of the body, in HTML.
     :param verdict: ``pass`` or ``fail``: the title is a heading, too, in its colour.
-    :param style: CSS beside what all pages have.
     """
     title = html.escape(title)
     heading = [f'<h1 class="{verdict}">{title}</h1>'] if verdict else []
@@ -38,7 +36,7 @@ def page(
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="generator" content="{made_by}">\n'
         f'<meta name="viewport" content="width=device-width">\n<title>{title}</title>\n'
-        f"<style>\n{_STYLE}{style}</style>\n</head>\n<body>\n"
+        f"<style>\n{_STYLE}</style>\n</head>\n<body>\n"
         + "\n".join([*heading, *parts])
         + "\n</body>\n</html>\n"
     )
@@ -60,10 +58,13 @@ def table(
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """A paragraph of plain text for each line."""
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
 def image(shows: str, picture: bytes) -> str:
-    """A PNG inside the page."""
     return f'<img alt="{shows}" src="data:image/png;base64,{base64.b64encode(picture).decode()}">'
+
+
+def finite(value: float) -> float | str:
+    """A number for JSON, which has no infinity."""
+    return value if math.isfinite(value) else str(value)

@@ -1,13 +1,11 @@
 """Training runs: read from files and directories, as a table, a PNG and one HTML page.
 
-They are logs, recordings and TensorBoard's events. A picture has losses above and throughput below;
-the page has no other file, and curves that answer a pointer.
+They are logs, recordings and TensorBoard's events. A picture has losses above and throughput below.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import logging
 import math
 import statistics
@@ -21,7 +19,7 @@ from accel_bridge import recording
 from accel_bridge.apps._html import image, page, paragraphs, table
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process.extras import require
-from accel_bridge.process.progress import LOSSES, Iteration, LogReader
+from accel_bridge.process.progress.lines import LOSSES, Iteration, LogReader
 
 #: Smoothing averages over so large a part of the longest run, and at most so many points.
 _PART, _MOST = 40, 100
@@ -56,23 +54,18 @@ class Run:
 
     @property
     def last(self) -> int:
-        """The last logged iteration."""
         return self.points[-1].iteration
 
     @property
     def seconds(self) -> float | None:
         """Median time of an iteration; the first one of several, which warms up, is left out."""
-        return _median([point.seconds for point in self.points[1:] or self.points])
+        return self.median("seconds")
 
-    @property
-    def tokens(self) -> float | None:
-        """Median of the tokens a second, as :attr:`seconds`."""
-        return _median([point.tokens for point in self.points[1:] or self.points])
-
-    @property
-    def tflops(self) -> float | None:
-        """Median of the operations a second and device, as :attr:`seconds`."""
-        return _median([point.tflops for point in self.points[1:] or self.points])
+    def median(self, name: str) -> float | None:
+        """The same of an attribute of its points."""
+        values = [getattr(point, name) for point in self.points[1:] or self.points]
+        known = [value for value in values if value is not None]
+        return statistics.median(known) if known else None
 
     def loss(self, over: int, at: int | None = None) -> float:
         """Where the curve, averaged over ``over`` points, ends at the iteration ``at``, or at last.
@@ -83,7 +76,7 @@ class Run:
         return smoothed(values, over)[-1] if values else math.nan
 
 
-def by_iteration(name: str, points: Sequence[Point], notes: Sequence[str] = ()) -> Run:
+def by_iteration(name: str, points: Sequence[Point]) -> Run:
     """A run from points in the order in which they were logged.
 
     Of an iteration that was trained again, after a resume, the later point counts.
@@ -93,10 +86,10 @@ def by_iteration(name: str, points: Sequence[Point], notes: Sequence[str] = ()) 
     for point in points:
         again += point.iteration in found
         found[point.iteration] = point
-    said = list(notes)
+    said = []
     if again:
         said.append(f"{again} iterations were trained again after a resume: the later ones count")
-    ordered = tuple(sorted(found.values(), key=_place))
+    ordered = tuple(sorted(found.values(), key=lambda point: point.iteration))
     broken = [point.iteration for point in ordered if not is_drawable(point.loss)]
     if broken:
         said.append(f"{len(broken)} iterations have no finite loss; the first is {broken[0]}")
@@ -137,25 +130,11 @@ def is_drawable(value: float) -> bool:
     return abs(value) < CEILING
 
 
-def _place(point: Point) -> int:
-    return point.iteration
-
-
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
-
-
 #: Part of the name of every event file.
 EVENTS: Final = "tfevents"
 #: Scalars that Megatron writes beside the losses: seconds, and operations a second and device.
 _SECONDS: Final = "iteration-time"
 _TFLOPS: Final = "throughput"
-
-
-def has_events(directory: Path) -> bool:
-    """Whether the directory, or one below it, holds an event file."""
-    return next(directory.rglob(f"*{EVENTS}*"), None) is not None
 
 
 def read_events(path: Path, name: str) -> Run:
@@ -189,41 +168,18 @@ def read_events(path: Path, name: str) -> Run:
 
 def _scalars(path: Path) -> dict[str, list[Any]]:
     """Name -> events with step, value and wall_time."""
-    from tensorboard.backend.event_processing.event_accumulator import (
-        SCALARS,
-        TENSORS,
-        EventAccumulator,
-    )
-    from tensorboard.util import tensor_util
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
-    reader = EventAccumulator(str(path), size_guidance={SCALARS: 0, TENSORS: 0})
+    reader = EventAccumulator(str(path), size_guidance={SCALARS: 0})
     try:
         reader.Reload()
-        tags = reader.Tags()
-        found = {tag: list(reader.Scalars(tag)) for tag in tags[SCALARS]}
-        # A newer form of scalars, which other writers use.
-        for tag in tags[TENSORS]:
-            events = reader.Tensors(tag)
-            values = [tensor_util.make_ndarray(event.tensor_proto) for event in events]
-            if values and all(value.size == 1 and value.dtype.kind in "fiu" for value in values):
-                found[tag] = [
-                    _Scalar(event.step, float(value), event.wall_time)
-                    for event, value in zip(events, values, strict=True)
-                ]
+        return {tag: list(reader.Scalars(tag)) for tag in reader.Tags()[SCALARS]}
     except Exception as error:  # whatever TensorBoard makes of files that are damaged
         raise BridgeError(
             f"TensorBoard cannot read {path}.",
             evidence=f"{type(error).__name__}: {error}",
             next="name another directory, or the log of the same run",
         ) from error
-    return found
-
-
-class _Scalar:
-    """An event as TensorBoard's own: step, value, wall_time."""
-
-    def __init__(self, step: int, value: float, wall_time: float) -> None:
-        self.step, self.value, self.wall_time = step, value, wall_time
 
 
 def _loss_tag(tags: Sequence[str]) -> str | None:
@@ -274,17 +230,11 @@ def read_run(path: Path, name: str = "") -> Run:
     try:
         if path.is_dir():
             run = _read_directory(path, name)
-        elif not path.exists():
-            raise PlotError(
-                f"There is no {path}.",
-                evidence=f"looked in {Path.cwd()}",
-                next="name a training log, a recording, or a directory with logs or event files",
-            )
         elif not path.is_file():
             raise PlotError(
-                f"{path} is neither a file nor a directory.",
-                evidence="a device, a pipe or a socket",
-                next="save what it says in a file, and name that",
+                f"There is no {path}." if not path.exists() else f"{path} is no file.",
+                evidence=f"looked in {Path.cwd()}",
+                next="name a training log, a recording, or a directory with logs or event files",
             )
         else:
             run = _read_file(path, name)
@@ -304,7 +254,7 @@ def _read_directory(directory: Path, name: str) -> Run:
     points = [point for path in logs for point in _points(path)]
     if points:
         return by_iteration(name, points)
-    if has_events(directory):
+    if next(directory.rglob(f"*{EVENTS}*"), None) is not None:
         return read_events(directory, name)
     raise PlotError(
         f"{directory} holds no training run.",
@@ -393,17 +343,17 @@ def columns(runs: Sequence[Run]) -> list[str]:
     return found
 
 
-#: Heading -> the median of a run, and how it is written.
-_MEDIANS: Final[dict[str, tuple[Callable[[Run], float | None], str]]] = {
-    "s/step": (lambda run: run.seconds, ".4g"),
-    "tokens/s": (lambda run: run.tokens, ",.0f"),
-    "TFLOP/s": (lambda run: run.tflops, ".3g"),
+#: Heading -> of what it is the median, and how it is written.
+_MEDIANS: Final = {
+    "s/step": ("seconds", ".4g"),
+    "tokens/s": ("tokens", ",.0f"),
+    "TFLOP/s": ("tflops", ".3g"),
 }
 
 
 def _measured(runs: Sequence[Run]) -> list[str]:
     """Which medians any run knows; Megatron logs 0 TFLOP/s where it knows none."""
-    return [name for name, (value, _) in _MEDIANS.items() if any(value(run) for run in runs)]
+    return [name for name, (of, _) in _MEDIANS.items() if any(run.median(of) for run in runs)]
 
 
 def rows(runs: Sequence[Run], over: int) -> list[list[str]]:
@@ -477,8 +427,8 @@ def as_json(runs: Sequence[Run], over: int) -> dict[str, object]:
                 "loss": _finite(run.loss(over)),
                 "loss_where_compared": _finite(run.loss(over, at)) if at else None,
                 "seconds_per_step": run.seconds,
-                "tokens_per_second": run.tokens,
-                "tflops": run.tflops,
+                "tokens_per_second": run.median("tokens"),
+                "tflops": run.median("tflops"),
                 "notes": list(run.notes),
                 "points": [
                     [one.iteration, _finite(one.loss), one.seconds, one.tokens, one.tflops]
@@ -491,12 +441,12 @@ def as_json(runs: Sequence[Run], over: int) -> dict[str, object]:
 
 
 def _cells(run: Run, runs: Sequence[Run], over: int) -> list[str]:
-    first = runs[0]
+    first, measured = runs[0], [_MEDIANS[name] for name in _measured(runs)]
     found = [
         run.name,
         f"{run.last}",
         _number(run.loss(over), ".4f"),
-        *(_number(_MEDIANS[name][0](run) or None, _MEDIANS[name][1]) for name in _measured(runs)),
+        *(_number(run.median(of) or None, form) for of, form in measured),
     ]
     if len(runs) > 1:
         if run is first:
@@ -583,7 +533,7 @@ def draw(
 
 def _throughput(runs: Sequence[Run]) -> tuple[str, Callable[[Point], float]] | None:
     """(what the lower panel shows, its value): tokens a second where every run knows them."""
-    if all(run.tokens for run in runs):
+    if all(run.median("tokens") for run in runs):
         return "tokens/s", lambda point: math.nan if point.tokens is None else point.tokens
     if any(run.seconds for run in runs):
         return "s/step", lambda point: math.nan if point.seconds is None else point.seconds
@@ -636,128 +586,10 @@ def _label(name: str, length: int) -> str:
 
 
 def as_html(runs: Sequence[Run], over: int, picture: bytes) -> str:
-    """The curves, the table and its notes; the picture (a PNG) where no scripts run."""
-    # A name from a file must not end the script.
-    data = json.dumps(as_json(runs, over)).replace("<", "\\u003c")
+    """The picture (a PNG), the table and its notes."""
     parts = [
-        '<div id="names"></div>\n<div id="said" aria-live="polite"></div>',
-        f'<div id="charts"></div>\n<noscript>{image("loss and throughput", picture)}</noscript>',
-        f'<div class="table">{table(columns(runs), rows(runs, over))}</div>',
+        image("loss and throughput", picture),
+        table(columns(runs), rows(runs, over)),
         paragraphs(notes(runs, over)),
-        f"<script>\nconst data = {data};\n{_SCRIPT}</script>",
     ]
-    return page(MADE_BY, " and ".join(run.name for run in runs), parts, style=_STYLE)
-
-
-_STYLE: Final = """\
-.table { overflow-x: auto; }
-p { margin: .2rem 0; opacity: .75; }
-svg { width: 100%; display: block; font: 12px system-ui, sans-serif; touch-action: none; }
-svg text { fill: currentColor; }
-.grid { stroke: #8884; }
-.curve { fill: none; stroke-width: 2; }
-.raw { stroke-width: 1; opacity: .3; }
-button { font: inherit; margin: 0 1rem .3rem 0; border: 0; background: none;
-  cursor: pointer; color: inherit; }
-button[aria-pressed=false] { opacity: .4; text-decoration: line-through; }
-#said { min-height: 1.5em; font-variant-numeric: tabular-nums; }
-"""
-_SCRIPT: Final = """\
-const colours = ["#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2"];
-const hidden = new Set();
-const W = 960, L = 70, R = 10, T = 20, B = 36;
-const panels = [["loss", 1, 360], ["s/step", 2, 200], ["tokens/s", 3, 200]]
-  .filter(([, at]) => data.runs.some((run) => run.points.some((point) => point[at])));
-const svg = (name, words, text) => {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(words)) made.setAttribute(key, value);
-  if (text !== undefined) made.textContent = text;
-  return made;
-};
-const means = (values) => values.map((_, at) => {
-  const near = values.slice(Math.max(0, at - data.smoothed_over + 1), at + 1)
-    .filter(Number.isFinite);
-  return near.length ? near.reduce((sum, one) => sum + one, 0) / near.length : NaN;
-});
-// Round distances of a grid: 1, 2 or 5 times a power of ten.
-const steps = (low, high, count) => {
-  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((one) => one * power >= rough) * power;
-  const found = [];
-  for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(at);
-  return found;
-};
-const short = (value) =>
-  Math.abs(value) >= 1e6 ? value.toExponential(2) : String(+value.toPrecision(4));
-function draw() {
-  const shown = data.runs.map((run, at) => ({ ...run, at })).filter((run) => !hidden.has(run.at));
-  const all = shown.flatMap((run) => run.points.map((point) => point[0]));
-  const first = Math.min(...all), last = Math.max(...all, first + 1);
-  const x = (value) => L + (value - first) / (last - first) * (W - L - R);
-  document.querySelector("#charts").replaceChildren(...panels.map(([name, column, H]) => {
-    const chart = svg("svg", { viewBox: `0 0 ${W} ${H}` });
-    const values = shown
-      .flatMap((run) => run.points.slice(column === 1 ? 0 : 1).map((one) => one[column]))
-      .filter(Number.isFinite).sort((a, b) => a - b);
-    const low = column === 1 ? values[0] ?? 0 : 0;
-    const high = (values[Math.floor(values.length * .995)] ?? 1) * (column === 1 ? 1 : 1.1) || 1;
-    const y = (value) => H - B - (Math.min(value, high) - low) / (high - low || 1) * (H - T - B);
-    for (const at of steps(low, high, H / 60)) {
-      chart.append(svg("line", { class: "grid", x1: L, x2: W - R, y1: y(at), y2: y(at) }),
-        svg("text", { x: L - 8, y: y(at) + 4, "text-anchor": "end" }, short(at)));
-    }
-    for (const at of steps(first, last, 8).filter(Number.isInteger)) {
-      chart.append(svg("text", { x: x(at), y: H - B + 18, "text-anchor": "middle" }, at));
-    }
-    chart.append(svg("text", { x: L, y: 12 }, name),
-      svg("text", { x: W - R, y: H - 4, "text-anchor": "end" }, "iteration"));
-    for (const run of shown) {
-      const raw = run.points.map((one) => one[column] ?? NaN);
-      for (const [kind, list] of [["curve raw", raw], ["curve", means(raw)]]) {
-        let path = "", pen = "M";
-        list.forEach((value, at) => {
-          if (Number.isFinite(value)) {
-            path += `${pen}${x(run.points[at][0]).toFixed(1)} ${y(value).toFixed(1)}`;
-            pen = "L";
-          } else pen = "M";
-        });
-        const stroke = colours[run.at % colours.length];
-        chart.append(svg("path", { class: kind, d: path, stroke }));
-      }
-    }
-    const line = svg("line", { class: "grid", y1: T, y2: H - B, visibility: "hidden" });
-    chart.append(line);
-    chart.addEventListener("pointermove", (event) => {
-      const box = chart.getBoundingClientRect();
-      const share = ((event.clientX - box.left) / box.width * W - L) / (W - L - R);
-      const at = first + share * (last - first);
-      const near = shown.map((run) => [run, run.points.reduce((best, one) =>
-        Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best)]);
-      if (!near.length) return;
-      const number = near[0][1][0];
-      line.setAttribute("x1", x(number));
-      line.setAttribute("x2", x(number));
-      line.setAttribute("visibility", "visible");
-      const said = near.map(([run, point]) =>
-        `${run.name} ${point[column] == null ? "-" : short(point[column])}`);
-      document.querySelector("#said").textContent =
-        `iteration ${number}, ${name}: ${said.join(", ")}`;
-    });
-    chart.addEventListener("pointerleave", () => line.setAttribute("visibility", "hidden"));
-    return chart;
-  }));
-}
-data.runs.forEach((run, at) => {
-  const button = document.createElement("button");
-  button.textContent = `\\u25cf ${run.name}`;
-  button.style.color = colours[at % colours.length];
-  button.setAttribute("aria-pressed", "true");
-  button.addEventListener("click", () => {
-    hidden.has(at) ? hidden.delete(at) : hidden.add(at);
-    button.setAttribute("aria-pressed", String(!hidden.has(at)));
-    draw();
-  });
-  document.querySelector("#names").append(button);
-});
-draw();
-"""
+    return page(MADE_BY, " and ".join(run.name for run in runs), parts)

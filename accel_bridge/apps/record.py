@@ -21,7 +21,7 @@ def attach() -> None:
 
 def record(plan: str) -> None:
     """Record this process's training by ``plan``."""
-    set_plan(Plan.from_word(plan), lambda: look(with_imports=False).as_json())
+    set_plan(Plan.from_word(plan), lambda: look(with_imports=False))
 
 
 if __name__ == "__main__":

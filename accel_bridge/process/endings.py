@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from accel_bridge.errors import ERROR_PREFIX, BridgeError
 from accel_bridge.process import cache
@@ -154,6 +154,24 @@ def run(command: Sequence[str]) -> int:
     return 128 - status if status < 0 else status
 
 
+@contextmanager
+def ending(child: subprocess.Popen[Any], number: signal.Signals, grace: float) -> Iterator[None]:
+    """Where this block is left by an exception, ask a child to end; then kill it.
+
+    :param grace: seconds that it has to end by itself.
+    """
+    try:
+        yield
+    except BaseException:
+        child.send_signal(number)
+        try:
+            child.wait(grace)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+        raise
+
+
 #: Seconds that the other ranks of a machine wait for the first to say the same. Ranks that fail
 #: alike are ended by torchrun meanwhile; one that failed alone then speaks for itself.
 PATIENCE: Final = 4.0
@@ -278,7 +296,6 @@ class Terminated(KeyboardInterrupt):
 
 
 def number_of(interrupt: KeyboardInterrupt) -> int:
-    """The signal behind an interrupt."""
     return interrupt.number if isinstance(interrupt, Terminated) else int(signal.SIGINT)
 
 

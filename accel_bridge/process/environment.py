@@ -237,7 +237,7 @@ PROGRESS: Final = Variable(
     "auto",
     "auto, 1 or 0",
     "shows a training run on a terminal as one line that moves, with all that is said in a log "
-    "file; auto does so in `demo` and `pretrain`, 1 in `run` and under torchrun too",
+    "file; auto does so in `demo` and `pretrain`, 1 in `run` too",
     lambda text: None if text.lower() == "auto" else _flag(text),
 )
 

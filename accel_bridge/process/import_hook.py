@@ -60,7 +60,6 @@ class ImportHook(MetaPathFinder):
         self._active = threading.local()
 
     def install(self) -> None:
-        """Put this hook before the other finders."""
         sys.meta_path.insert(0, self)
 
     def remove(self) -> None:

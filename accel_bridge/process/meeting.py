@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
@@ -30,7 +29,6 @@ ANSWERS = 10.0
 #: Seconds after which rank 0 says who has not come.
 COMES = 60.0
 _SHOWN: Final = 10
-_LISTENS: Final = "0A"
 _STATIC: Final = "torch.distributed.elastic.rendezvous.static_tcp_rendezvous"
 _DYNAMIC: Final = "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend"
 _meetings = 0
@@ -171,7 +169,7 @@ def _resolve(host: str, name: str) -> None:
 
 
 def _taken(port: int) -> str:
-    """Who listens at a port of this machine, in words; nothing where it is free."""
+    """Why nobody can listen at a port of this machine; nothing where it is free."""
     for family, any_address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             with socket.socket(family, socket.SOCK_STREAM) as tried:
@@ -180,25 +178,8 @@ def _taken(port: int) -> str:
         except OSError as error:
             if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:  # no IPv6 here
                 continue
-            return f"{error}; {_owner(port)}"
+            return str(error)
     return ""
-
-
-def _owner(port: int) -> str:
-    """The process that listens at a port, as far as this user may know."""
-    inodes = set()
-    for file in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with suppress(OSError):
-            for line in Path(file).read_text().splitlines()[1:]:
-                words = line.split()
-                if words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{words[9]}]")
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if any(os.readlink(one) in inodes for one in (process / "fd").iterdir()):
-                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-                return f"pid {process.name} listens there: {command[:200]}"
-    return "another user's process listens there, or one outside of this container"
 
 
 def _watch(what: str, host: str, port: int, rank: int, count: int) -> threading.Event:

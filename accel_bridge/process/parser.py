@@ -102,12 +102,12 @@ def parted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 _MOST: Final = 2**31 - 1
 
 
-def positive(text: str, least: int = 1) -> int:
+def positive(text: str, least: int = 1, most: int = _MOST) -> int:
     """The type of an option that takes a whole number from 1."""
     with contextlib.suppress(ValueError):
-        if least <= int(text) <= _MOST:
+        if least <= int(text) <= most:
             return int(text)
-    raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from {least} to {_MOST}")
+    raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from {least} to {most}")
 
 
 def seconds(text: str) -> float:

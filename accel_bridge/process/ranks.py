@@ -96,17 +96,17 @@ def set_single_process(environ: MutableMapping[str, str]) -> None:
             environ.setdefault(name, value)
 
 
-def die_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
+def die_with_launcher() -> None:
     """Let the kernel end this rank when torchrun is killed: nobody else would.
 
     A parent that died before the kernel was asked is noticed here.
     """
-    if "TORCHELASTIC_RUN_ID" not in environ:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     parent = os.getppid()
     if not be_killed_with_parent():
         return
-    gone = _has_ended(environ.get(LAUNCHER, ""))
+    gone = _has_ended(os.environ.get(LAUNCHER, ""))
     if gone or os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.mindspeed.instruction_files import ASKED
+from accel_bridge.patches.mindspeed.translations import ASKED
 from accel_bridge.patching import Kind, PatchContext
 
 

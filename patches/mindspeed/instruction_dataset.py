@@ -10,13 +10,13 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.megatron_dataset import MegatronDataset
 from megatron.training import get_args
 
-from accel_bridge.patches.mindspeed.instruction_files import ASKED, FIELDS, check, field
 from accel_bridge.patches.mindspeed.instruction_rows import (
     IGNORED,
     document_lengths,
     draw_order,
     fit,
 )
+from accel_bridge.patches.mindspeed.translations import ASKED, FIELDS, check, field
 
 
 class InstructionDataset(MegatronDataset):  # type: ignore[misc]

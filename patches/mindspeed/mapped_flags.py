@@ -4,9 +4,14 @@ become its arguments, those that change nothing here, and those that are refused
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Literal
+
+#: (Megatron's parsed arguments, the flag's values) -> what was set.
+Translation = Callable[[argparse.Namespace, list[str]], str]
 
 
 class Effect(str, Enum):
@@ -30,9 +35,8 @@ class Flag:
     :param harmless: values that change nothing, e.g. MindSpeed's own default.
     :param next: what to write instead of a refused flag.
     :param to: attribute of Megatron's arguments that a mapped flag sets: to its value, or True.
-        None for a mapped flag: :data:`.translations.TRANSLATIONS` has its function.
+        None for a mapped flag: :data:`TRANSLATED` has its function.
     :param kind: what the value is converted to.
-    :param becomes: what a flag with a function of its own sets, for the documentation.
     """
 
     name: str
@@ -43,7 +47,6 @@ class Flag:
     next: str = "remove it"
     to: str | None = None
     kind: type[str] | type[int] | type[float] = str
-    becomes: str = ""
 
 
 def ignored(means: str, names: str) -> tuple[Flag, ...]:
@@ -116,190 +119,37 @@ _RENAMED: Final[tuple[tuple[str, str, type[str] | type[int] | type[float] | None
     ("--use-ascend-coc", "comm_gemm_overlap", None, _OVERLAP),
 )
 
-#: Flag, number of values, harmless values, meaning, what it becomes; see translations.py.
-_TRANSLATED: Final[tuple[tuple[str, Literal[0, 1, "+"], tuple[str, ...], str, str], ...]] = (
-    (
-        "--n-shared-experts",
-        1,
-        ("0",),
-        "size of the shared experts",
-        "`moe_shared_expert_intermediate_size`, N times the experts' size",
-    ),
-    (
-        "--first-k-dense-replace",
-        1,
-        ("0", "-1"),
-        "chooses the layers with experts",
-        "`moe_layer_freq`, a pattern with K zeros first",
-    ),
-    (
-        "--seq-aux",
-        0,
-        (),
-        "the balancing loss of each sample",
-        "`moe_router_load_balancing_type` `seq_aux_loss`",
-    ),
-    (
-        "--norm-topk-prob",
-        0,
-        (),
-        "normalizes the router's weights",
-        "a softmax over the chosen experts (`moe_router_pre_softmax` False)",
-    ),
-    (
-        "--rope-scaling-type",
-        1,
-        (),
-        "changes the rotary embedding's frequencies",
-        "`rope_type` yarn, or rope for plm, with latent attention; `use_rope_scaling` for llama3; "
-        "others are refused",
-    ),
-    (
-        "--noop-layers",
-        1,
-        (),
-        "layers that do nothing",
-        "fewer layers, and `pipeline_model_parallel_layout` with pipeline stages",
-    ),
-    (
-        "--moe-tp-extend-ep",
-        0,
-        (),
-        "spreads whole experts over the tensor-parallel ranks",
-        "`expert_tensor_parallel_size` 1 and a larger `expert_model_parallel_size`",
-    ),
-    (
-        "--num-layer-list",
-        1,
-        (),
-        "layers of each pipeline stage",
-        "`pipeline_model_parallel_layout`",
-    ),
-    (
-        "--enable-hf2mg-convert",
-        0,
-        (),
-        "converts Hugging Face weights",
-        "nothing; refused where `--load` is a Hugging Face directory",
-    ),
-    (
-        "--enable-mg2hf-convert",
-        0,
-        (),
-        "saves Hugging Face weights as well",
-        "nothing: checkpoints are Megatron's alone",
-    ),
-    (
-        "--o2-optimizer",
-        0,
-        (),
-        "Adam's moments in bfloat16",
-        "`use_precision_aware_optimizer` with both moments in bf16",
-    ),
-    ("--o2-gradient", 0, (), "gradients in bfloat16", "`grad_reduce_in_bf16`"),
-    ("--fc-type", 1, ("gate_up",), "the feed-forward part has a gate or not", "no `swiglu`"),
-    (
-        "--handler-name",
-        1,
-        (),
-        "tokenizes raw data",
-        "nothing; refused where `--data-path` names raw data",
-    ),
-    ("--router-gating-in-fp32", 0, (), "the router's precision", "`moe_router_dtype` fp32"),
-    (
-        "--is-instruction-dataset",
-        0,
-        (),
-        "data of MindSpeed-LLM for fine-tuning",
-        "a data set over MindSpeed-LLM's three files",
-    ),
-    (
-        "--neat-pack",
-        0,
-        (),
-        "packed conversations do not see one another",
-        "sequences distinguished by the numbers of the mask",
-    ),
-    ("--padded-samples", 0, (), "fills an epoch up to whole batches", "epochs of whole batches"),
-    ("--no-shuffle", 0, (), "takes the data in their order", "rows in their order"),
-    (
-        "--lora-r",
-        1,
-        (),
-        "low-rank adapters",
-        "the adapters' rank (16)",
-    ),
-    (
-        "--lora-alpha",
-        1,
-        (),
-        "low-rank adapters",
-        "their scale, alpha / rank (32)",
-    ),
-    (
-        "--lora-target-modules",
-        "+",
-        (),
-        "low-rank adapters",
-        "adapters on the linear layers of these names; nothing else is trained",
-    ),
-    ("--lora-load", 1, (), "low-rank adapters", "adapters loaded after the model of `--load`"),
-    ("--lora-ckpt-filter", 0, (), "low-rank adapters", "checkpoints that hold the adapters alone"),
-    (
-        "--enable-dsa-indexer",
-        0,
-        (),
-        "sparse attention of DeepSeek 3.2",
-        "`experimental_attention_variant` dsa",
-    ),
-    (
-        "--swap-attention",
-        0,
-        (),
-        "attention's activations wait on the host",
-        "`fine_grained_activation_offloading` with `offload_modules` qkv_linear, core_attn and "
-        "attn_proj; no effect before Megatron 0.16",
-    ),
-    (
-        "--swap-modules",
-        1,
-        (),
-        "the activations of `--swap-attention`",
-        "`offload_modules` attn_norm for input_layernorm, mlp_norm for pre_mlp_layernorm",
-    ),
-    (
-        "--full-attention-interval",
-        1,
-        (),
-        "linear attention between layers with full attention",
-        "`experimental_attention_variant` gated_delta_net and `linear_attention_freq`",
-    ),
-)
+#: Flag -> its row, and what sets Megatron's arguments, in the order in which they are settled.
+TRANSLATED: Final[dict[str, tuple[Flag, Translation]]] = {}
 
-#: The rows of both tables.
-MAPPED: Final = (
-    *(
-        Flag(
-            name=name,
-            effect=Effect.MAPPED,
-            means=means,
-            values=1 if kind else 0,
-            to=to,
-            kind=kind or str,
-        )
-        for name, to, kind, means in _RENAMED
-    ),
-    *(
-        Flag(
-            name=name,
-            effect=Effect.MAPPED,
-            means=means,
-            values=values,
-            harmless=harmless,
-            becomes=becomes,
-        )
-        for name, values, harmless, means, becomes in _TRANSLATED
-    ),
+
+def translates(
+    name: str,
+    means: str,
+    *,
+    values: Literal[0, 1, "+"] = 0,
+    harmless: tuple[str, ...] = (),
+) -> Callable[[Translation], Translation]:
+    """Declare what a function translates; see :class:`Flag`."""
+    flag = Flag(name=name, effect=Effect.MAPPED, means=means, values=values, harmless=harmless)
+
+    def declare(function: Translation) -> Translation:
+        TRANSLATED[name] = flag, function
+        return function
+
+    return declare
+
+
+_MAPPED: Final = (
+    Flag(
+        name=name,
+        effect=Effect.MAPPED,
+        means=means,
+        values=1 if kind else 0,
+        to=to,
+        kind=kind or str,
+    )
+    for name, to, kind, means in _RENAMED
 )
 
 
@@ -497,5 +347,5 @@ _REFUSED: Final = (
     *refused("another implementation, removed in 0.14", "--use-legacy-models", "remove it"),
 )
 
-#: Every flag by its name.
-FLAGS: Final = {flag.name: flag for flag in (*_IGNORED, *_REFUSED, *MAPPED)}
+#: Every flag but those of :data:`TRANSLATED`.
+TABLE: Final = (*_IGNORED, *_REFUSED, *_MAPPED)

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.mindspeed import lora  # noqa: F401  (it translates flags, too)
 from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, resolve
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
-from accel_bridge.patches.mindspeed.mapped_flags import FLAGS, Effect, Flag
-from accel_bridge.patches.mindspeed.translations import TRANSLATIONS, convert, offload
+from accel_bridge.patches.mindspeed.mapped_flags import TABLE, TRANSLATED, Effect, Flag
+from accel_bridge.patches.mindspeed.translations import convert, offload
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import ArgumentError, Host
 from accel_bridge.process import log
 
+#: Every flag by its name.
+FLAGS: Final = {flag.name: flag for flag in (*TABLE, *(flag for flag, _ in TRANSLATED.values()))}
 #: Attribute of the parsed arguments that collects MindSpeed's flags until they are handled.
 _GIVEN: Final = "_accel_bridge_flags"
 
@@ -79,7 +82,7 @@ def settle(args: argparse.Namespace, warn: Callable[[str], None]) -> list[str]:
     lines = [_set(args, flag, words) for flag, words in mapped if flag.to is not None]
     lines += settle_choices(args)
     given_words = {flag.name: words for flag, words in mapped}
-    for name, translate in TRANSLATIONS.items():
+    for name, (_, translate) in TRANSLATED.items():
         if name in given_words:
             words = given_words[name]
             lines.append(f"flag {' '.join((name, *words))}: {translate(args, words)}")

@@ -11,14 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
-from accel_bridge.patches.mindspeed.instruction_files import ASKED, check
-from accel_bridge.patches.mindspeed.lora_flags import LORA
+from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
 from accel_bridge.patching.host import ArgumentError
 
 Namespace = argparse.Namespace
 Value = TypeVar("Value")
-#: (Megatron's parsed arguments, the flag's values) -> what was set.
-Translation = Callable[[Namespace, list[str]], str]
 
 
 def convert(flag: str, word: str, kind: Callable[[str], Value], example: object = 1) -> Value:
@@ -35,6 +32,12 @@ def convert(flag: str, word: str, kind: Callable[[str], Value], example: object 
         ) from None
 
 
+@translates(
+    "--n-shared-experts",
+    "size of the shared experts: `moe_shared_expert_intermediate_size`, N times the experts' size",
+    values=1,
+    harmless=("0",),
+)
 def shared_experts(args: Namespace, words: list[str]) -> str:
     """``--n-shared-experts N``: N times the experts' size, unless a size is given."""
     number = convert("--n-shared-experts", words[0], int)
@@ -51,6 +54,12 @@ def shared_experts(args: Namespace, words: list[str]) -> str:
     return f"moe_shared_expert_intermediate_size = {number * size}"
 
 
+@translates(
+    "--first-k-dense-replace",
+    "chooses the layers with experts: `moe_layer_freq`, a pattern with K zeros first",
+    values=1,
+    harmless=("0", "-1"),
+)
 def first_dense(args: Namespace, words: list[str]) -> str:
     """``--first-k-dense-replace K``: the first K layers have no experts."""
     number = convert("--first-k-dense-replace", words[0], int)
@@ -79,6 +88,11 @@ def _pattern(frequency: list[int]) -> str:
     return "+".join(f"[{value}]*{count}" for value, count in runs)
 
 
+@translates(
+    "--norm-topk-prob",
+    "normalizes the router's weights: a softmax over the chosen experts (`moe_router_pre_softmax`"
+    " False)",
+)
 def normalized_top_k(args: Namespace, words: list[str]) -> str:
     """``--norm-topk-prob``: the chosen experts' weights have the sum 1.
 
@@ -91,12 +105,22 @@ def normalized_top_k(args: Namespace, words: list[str]) -> str:
     return "moe_router_pre_softmax = False: softmax over the chosen experts"
 
 
+@translates(
+    "--seq-aux",
+    "the balancing loss of each sample: `moe_router_load_balancing_type` `seq_aux_loss`",
+)
 def sequence_loss(args: Namespace, words: list[str]) -> str:
     """``--seq-aux``: the balancing loss is computed for each sample."""
     args.moe_router_load_balancing_type = "seq_aux_loss"
     return "moe_router_load_balancing_type = seq_aux_loss"
 
 
+@translates(
+    "--rope-scaling-type",
+    "changes the rotary embedding's frequencies: `rope_type` yarn, or rope for plm, with latent "
+    "attention; `use_rope_scaling` for llama3; others are refused",
+    values=1,
+)
 def rope_scaling(args: Namespace, words: list[str]) -> str:
     """``--rope-scaling-type``: yarn of multi-latent attention, or Llama 3's."""
     kind = words[0]
@@ -119,6 +143,12 @@ def rope_scaling(args: Namespace, words: list[str]) -> str:
     )
 
 
+@translates(
+    "--noop-layers",
+    "layers that do nothing: fewer layers, and `pipeline_model_parallel_layout` with pipeline "
+    "stages",
+    values=1,
+)
 def empty_layers(args: Namespace, words: list[str]) -> str:
     """``--noop-layers I,J``: layers that do nothing, which even out pipeline stages.
 
@@ -150,6 +180,11 @@ def empty_layers(args: Namespace, words: list[str]) -> str:
     return _lay_out(args, counts, "--noop-layers")
 
 
+@translates(
+    "--num-layer-list",
+    "layers of each pipeline stage: `pipeline_model_parallel_layout`",
+    values=1,
+)
 def layer_list(args: Namespace, words: list[str]) -> str:
     """``--num-layer-list A,B``: the number of layers of each pipeline stage."""
     counts = [convert("--num-layer-list", word, int) for word in words[0].split(",")]
@@ -199,6 +234,10 @@ def _lay_out(args: Namespace, counts: list[int], flag: str) -> str:
     )
 
 
+@translates(
+    "--enable-hf2mg-convert",
+    "converts Hugging Face weights: nothing; refused where `--load` is a Hugging Face directory",
+)
 def convert_from_hub(args: Namespace, words: list[str]) -> str:
     """``--enable-hf2mg-convert``: MindSpeed-LLM converts Hugging Face's files while it loads."""
     directory = Path(args.load) if getattr(args, "load", None) else None
@@ -212,6 +251,10 @@ def convert_from_hub(args: Namespace, words: list[str]) -> str:
     return "no effect: --load has no Hugging Face weights"
 
 
+@translates(
+    "--enable-mg2hf-convert",
+    "saves Hugging Face weights as well: nothing: checkpoints are Megatron's alone",
+)
 def convert_to_hub(args: Namespace, words: list[str]) -> str:
     """``--enable-mg2hf-convert``: MindSpeed-LLM converts what it saves; here, a command does."""
     return (
@@ -220,6 +263,10 @@ def convert_to_hub(args: Namespace, words: list[str]) -> str:
     )
 
 
+@translates(
+    "--o2-optimizer",
+    "Adam's moments in bfloat16: `use_precision_aware_optimizer` with both moments in bf16",
+)
 def half_moments(args: Namespace, words: list[str]) -> str:
     """``--o2-optimizer``: Adam's moments are stored in bfloat16 and used in float32."""
     if not (getattr(args, "use_distributed_optimizer", False) and getattr(args, "bf16", False)):
@@ -234,12 +281,19 @@ def half_moments(args: Namespace, words: list[str]) -> str:
     return "use_precision_aware_optimizer = True, exp_avg_dtype = exp_avg_sq_dtype = bf16"
 
 
+@translates("--o2-gradient", "gradients in bfloat16: `grad_reduce_in_bf16`")
 def half_gradients(args: Namespace, words: list[str]) -> str:
     """``--o2-gradient``: gradients are summed and reduced in bfloat16."""
     args.grad_reduce_in_bf16 = True
     return "grad_reduce_in_bf16 = True"
 
 
+@translates(
+    "--fc-type",
+    "the feed-forward part has a gate or not: no `swiglu`",
+    values=1,
+    harmless=("gate_up",),
+)
 def feed_forward(args: Namespace, words: list[str]) -> str:
     """``--fc-type up_down``: two matrices, no gate."""
     if words[0] != "up_down":
@@ -261,6 +315,11 @@ def _preprocess(handler: str, raw: str) -> str:
     )
 
 
+@translates(
+    "--handler-name",
+    "tokenizes raw data: nothing; refused where `--data-path` names raw data",
+    values=1,
+)
 def data_handler(args: Namespace, words: list[str]) -> str:
     """``--handler-name``: MindSpeed-LLM tokenizes raw data before it trains."""
     raw = [
@@ -277,6 +336,11 @@ def data_handler(args: Namespace, words: list[str]) -> str:
     return "no effect in training: --data-path is a prefix of tokenized data"
 
 
+@translates(
+    "--moe-tp-extend-ep",
+    "spreads whole experts over the tensor-parallel ranks: `expert_tensor_parallel_size` 1 and a "
+    "larger `expert_model_parallel_size`",
+)
 def shard_experts(args: Namespace, words: list[str]) -> str:
     """``--moe-tp-extend-ep``: tensor-parallel ranks hold whole experts, not shares of each."""
     ranks = args.expert_model_parallel_size * args.tensor_model_parallel_size
@@ -285,17 +349,28 @@ def shard_experts(args: Namespace, words: list[str]) -> str:
     return f"expert_model_parallel_size = {ranks}, expert_tensor_parallel_size = 1"
 
 
+@translates("--router-gating-in-fp32", "the router's precision: `moe_router_dtype` fp32")
 def router_precision(args: Namespace, words: list[str]) -> str:
     """``--router-gating-in-fp32``: the router's GEMM is computed in float32."""
     args.moe_router_dtype = "fp32"
     return "moe_router_dtype = fp32"
 
 
+@translates(
+    "--enable-dsa-indexer",
+    "sparse attention of DeepSeek 3.2: `experimental_attention_variant` dsa",
+)
 def sparse_attention(args: Namespace, words: list[str]) -> str:
     """``--enable-dsa-indexer``: each query sees the keys that an indexer chooses."""
     return _attention_variant(args, "--enable-dsa-indexer", "dsa")
 
 
+@translates(
+    "--full-attention-interval",
+    "linear attention between layers with full attention: `experimental_attention_variant` "
+    "gated_delta_net and `linear_attention_freq`",
+    values=1,
+)
 def linear_attention(args: Namespace, words: list[str]) -> str:
     """``--full-attention-interval N``: every N-th layer has full attention, the others linear."""
     interval = convert("--full-attention-interval", words[0], int)
@@ -327,6 +402,11 @@ _SWAPPED: Final[dict[str, tuple[str, ...]]] = {
 _OFFLOADED: Final = "_accel_bridge_offloaded"
 
 
+@translates(
+    "--swap-attention",
+    "attention's activations wait on the host: `fine_grained_activation_offloading` with "
+    "`offload_modules` qkv_linear, core_attn and attn_proj; no effect before Megatron 0.16",
+)
 def swap_attention(args: Namespace, words: list[str]) -> str:
     """``--swap-attention``: activations of attention wait on the host for their backward pass."""
     if getattr(args, "recompute_granularity", None) == "full":
@@ -337,6 +417,12 @@ def swap_attention(args: Namespace, words: list[str]) -> str:
     return f"fine_grained_activation_offloading of {', '.join(_SWAPPED['self_attention'])}"
 
 
+@translates(
+    "--swap-modules",
+    "the activations of `--swap-attention`: `offload_modules` attn_norm for input_layernorm, "
+    "mlp_norm for pre_mlp_layernorm",
+    values=1,
+)
 def swap_modules(args: Namespace, words: list[str]) -> str:
     """``--swap-modules A,B``: whose activations; attention's if Megatron has none of these."""
     named = [moved for word in words[0].split(",") for moved in _SWAPPED.get(word, ())]
@@ -353,6 +439,33 @@ def offload(args: Namespace) -> None:
         args.offload_modules = moved
 
 
+#: Attribute of Megatron's arguments that says how the data are read.
+ASKED: Final = "accel_bridge_instruction"
+FIELDS: Final = ("input_ids", "labels", "attention_mask")
+
+
+def field(prefix: str, name: str) -> str:
+    """Prefix of one of the data sets of ``--data-path`` PREFIX."""
+    return f"{prefix}_packed_{name}_document"
+
+
+def check(prefixes: list[str]) -> None:
+    """:raises ArgumentError: ``--data-path`` names no instruction data."""
+    for prefix in prefixes:
+        missing = [name for name in FIELDS if not Path(field(prefix, name) + ".bin").is_file()]
+        if missing:
+            raise ArgumentError(
+                "--data-path names no instruction data.",
+                evidence=f"{field(prefix, missing[0])}.bin does not exist",
+                next="give the prefix that MindSpeed-LLM's preprocess_data.py was given as "
+                "--output-prefix, without _packed_input_ids_document",
+            )
+
+
+@translates(
+    "--is-instruction-dataset",
+    "data of MindSpeed-LLM for fine-tuning: a data set over MindSpeed-LLM's three files",
+)
 def instruction_data(args: Namespace, words: list[str]) -> str:
     """``--is-instruction-dataset``: rows are conversations, and prompts are not learned.
 
@@ -404,32 +517,16 @@ def _instruction_option(name: str, means: str) -> Translation:
     return option
 
 
-#: Flag -> its function. Settled in this order, after the flags that only have another name.
-TRANSLATIONS: Final[dict[str, Translation]] = {
-    "--n-shared-experts": shared_experts,
-    "--first-k-dense-replace": first_dense,
-    "--seq-aux": sequence_loss,
-    "--norm-topk-prob": normalized_top_k,
-    "--rope-scaling-type": rope_scaling,
-    "--noop-layers": empty_layers,
-    "--num-layer-list": layer_list,
-    "--enable-hf2mg-convert": convert_from_hub,
-    "--enable-mg2hf-convert": convert_to_hub,
-    "--o2-optimizer": half_moments,
-    "--o2-gradient": half_gradients,
-    "--fc-type": feed_forward,
-    "--handler-name": data_handler,
-    "--is-instruction-dataset": instruction_data,
-    "--neat-pack": _instruction_option(
-        "numbered", "documents are distinguished by the mask's numbers"
-    ),
-    "--padded-samples": _instruction_option("whole_batches", "an epoch is whole batches"),
-    "--no-shuffle": _instruction_option("in_order", "rows are taken in their order"),
-    "--moe-tp-extend-ep": shard_experts,
-    "--router-gating-in-fp32": router_precision,
-    "--enable-dsa-indexer": sparse_attention,
-    "--full-attention-interval": linear_attention,
-    "--swap-attention": swap_attention,
-    "--swap-modules": swap_modules,
-    **LORA,
-}
+translates(
+    "--neat-pack",
+    "packed conversations do not see one another: sequences distinguished by the numbers of the "
+    "mask",
+)(_instruction_option("numbered", "documents are distinguished by the mask's numbers"))
+translates(
+    "--padded-samples",
+    "fills an epoch up to whole batches: epochs of whole batches",
+)(_instruction_option("whole_batches", "an epoch is whole batches"))
+translates(
+    "--no-shuffle",
+    "takes the data in their order: rows in their order",
+)(_instruction_option("in_order", "rows are taken in their order"))

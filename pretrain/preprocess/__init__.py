@@ -8,9 +8,10 @@ imports torch or Megatron.
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.endings import number_of
@@ -29,14 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     :param argv: command line without the program name; ``None`` takes ``sys.argv``.
     :return: exit status: 0, or 2 for an error (printed), 130 or 143 after SIGINT or SIGTERM.
     """
-
-    def run() -> int:
-        arguments = _arguments.parse(argv)
-        from .run import main
-
-        return main(arguments)
-
-    return _program(run, argv)
+    return _program(argv, _arguments.parse, ".run")
 
 
 def inspect_main(argv: Sequence[str] | None = None) -> int:
@@ -45,14 +39,7 @@ def inspect_main(argv: Sequence[str] | None = None) -> int:
     :param argv: command line without the program name; ``None`` takes ``sys.argv``.
     :return: exit status: 0 when the pair is sound, 1 when it is not, 2 for a wrong call.
     """
-
-    def run() -> int:
-        parsed = _arguments.parse_inspect(argv)
-        from ._inspect import show
-
-        return show(parsed)
-
-    return _program(run, argv)
+    return _program(argv, _arguments.parse_inspect, "._inspect")
 
 
 def tokenizer_main(argv: Sequence[str] | None = None) -> int:
@@ -61,32 +48,27 @@ def tokenizer_main(argv: Sequence[str] | None = None) -> int:
     :param argv: command line without the program name; ``None`` takes ``sys.argv``.
     :return: exit status: 0, or 2 for an error (printed).
     """
-
-    def run() -> int:
-        parsed = _arguments.parse_tokenizer(argv)
-        from ._tokenizer_training import train
-
-        return train(parsed)
-
-    return _program(run, argv)
+    return _program(argv, _arguments.parse_tokenizer, "._tokenizer_training")
 
 
-def _program(run: Callable[[], int], argv: Sequence[str] | None) -> int:
-    """``run``'s exit status, its errors printed; these are programs as well as commands.
+def _program(
+    argv: Sequence[str] | None, parse: Callable[[Sequence[str] | None], Any], module: str
+) -> int:
+    """The exit status of a module's ``main``, errors printed: programs as well as commands.
 
-    What ``run`` imports may be missing, so this module imports none of it, and --help works.
+    What it imports may be missing, so this module imports none of it, and --help works.
     """
     try:
         if argv is None:
             open_streams()
         with explained():
-            status = run()
+            parsed = parse(argv)
+            status: int = import_module(module, __package__).main(parsed)
         sys.stdout.flush()
     except BridgeError as error:
         return report(error)
     except KeyboardInterrupt as interrupt:  # before the run has handlers of its own
-        number = number_of(interrupt)
-        return report(Interrupted(number, signal.Signals(number).name))
+        return report(Interrupted(number_of(interrupt)))
     except ReaderGone:
         return READER_GONE
     return status

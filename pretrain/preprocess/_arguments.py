@@ -270,10 +270,6 @@ def parse_inspect(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     :raises CommandLineError: it makes no sense.
     """
-    return _inspect_parser().parse_args(argv)
-
-
-def _inspect_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="accel-bridge inspect", description="Print and check an .idx/.bin pair.")
     parser.add_argument("prefix", help="path of the pair, with or without suffix")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -287,7 +283,7 @@ def _inspect_parser() -> argparse.ArgumentParser:
         ),
         required=False,
     )
-    return parser
+    return parser.parse_args(argv)
 
 
 #: Name of a kind of tokenizer -> what it is.
@@ -303,10 +299,6 @@ def parse_tokenizer(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     :raises CommandLineError: it makes no sense.
     """
-    return _tokenizer_parser().parse_args(argv)
-
-
-def _tokenizer_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="accel-bridge tokenizer", description="Make a tokenizer of your own.")
     commands = parser.add_subparsers(required=True, metavar="train")
     train = commands.add_parser(
@@ -350,4 +342,4 @@ def _tokenizer_parser() -> argparse.ArgumentParser:
         help="; ".join(f"{name}: {text}" for name, text in KINDS.items()) + " (default: bpe)",
     )
     train.add_argument("--cased", action="store_true", help="wordpiece: tell upper from lower case")
-    return parser
+    return parser.parse_args(argv)

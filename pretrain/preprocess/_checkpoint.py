@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from accel_bridge.process.outputs import write_output
 
 from .encoder import EncodedBlock
 from .errors import ResumeError
@@ -61,20 +62,11 @@ class CheckpointFile:
 
     def __init__(self, prefix: str) -> None:
         self.path = Path(prefix + CHECKPOINT_SUFFIX)
-        self.partial = Path(prefix + CHECKPOINT_SUFFIX + ".new")
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Replace the file in one step; what it refers to must be on disk already."""
         document = {"format": _FORMAT, **asdict(checkpoint)}
-        try:
-            with open(self.partial, "w", encoding="utf-8") as file:
-                json.dump(document, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(self.partial, self.path)
-        except OSError:
-            self.partial.unlink(missing_ok=True)
-            raise
+        write_output(self.path, json.dumps(document).encode())
 
     def load(self, settings: Mapping[str, object]) -> Checkpoint:
         """Read it back.

@@ -66,12 +66,12 @@ def _instruction(record: Mapping[str, Any], is_pair: bool, columns: Columns) -> 
             if not isinstance(turn, list) or len(turn) != 2:
                 raise RecordError(f"{columns.history!r} is no list of questions with answers")
             prompt += [Message("user", _text(turn[0])), Message("assistant", _text(turn[1]))]
-    parts = (_part(record, columns.prompt), record.get(columns.query) if columns.query else None)
-    prompt.append(Message("user", "\n".join(_text(part) for part in parts if part)))
+    parts = (part(record, columns.prompt), record.get(columns.query) if columns.query else None)
+    prompt.append(Message("user", "\n".join(_text(one) for one in parts if one)))
     answers = (columns.chosen, columns.rejected) if is_pair else (columns.response,)
     response: list[Message] = []
     for name in answers:
-        answer = _part(record, name)
+        answer = part(record, name)
         if isinstance(answer, str):
             response.append(Message("assistant", answer))
         elif isinstance(answer, list) and not is_pair:
@@ -83,7 +83,7 @@ def _instruction(record: Mapping[str, Any], is_pair: bool, columns: Columns) -> 
 
 def _turns(record: Mapping[str, Any], handler: Handler, columns: Columns) -> Conversation | None:
     """Turns that say who speaks."""
-    turns = _part(record, columns.messages)
+    turns = part(record, columns.messages)
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise RecordError(f"{columns.messages!r} is no list of turns")
     if not turns:
@@ -115,7 +115,7 @@ def _turns(record: Mapping[str, Any], handler: Handler, columns: Columns) -> Con
         return None
     if not is_pair:
         return Conversation(messages[:-1], messages[-1:], system, tools)
-    answers = [_part(record, name) for name in (columns.chosen, columns.rejected)]
+    answers = [part(record, name) for name in (columns.chosen, columns.rejected)]
     if not all(isinstance(answer, dict) for answer in answers):
         raise RecordError(f"{columns.chosen!r} and {columns.rejected!r} are no turns")
     if any(answer.get(columns.role) not in speakers[1] for answer in answers):
@@ -148,7 +148,11 @@ def _free_turns(
     return Conversation(messages[:-1], messages[-1:], system, _text(tools or ""))
 
 
-def _part(record: Mapping[str, Any], name: str) -> Any:
+def part(record: Mapping[str, Any], name: str) -> Any:
+    """A value of the record; None for the empty name.
+
+    :raises RecordError: it is not there.
+    """
     if not name:
         return None
     if name not in record:

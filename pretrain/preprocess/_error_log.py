@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
-from .errors import ResumeError
+from .writer import open_at
 
 #: How an entry begins.
 _BEGINNING = re.compile(rb'\{"file": "(?:[^"\\]|\\.)*", "(?:line|row)": \d+, "key": ')
@@ -31,26 +31,11 @@ class ErrorLog:
     """
 
     def __init__(self, path: str | None, size: int) -> None:
-        self._file = None
+        self._file = None if path is None else open_at(Path(partial_path(path)), size)
         self._path = path
         self.size = size
-        if path is not None:
-            partial = partial_path(path)
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-            found = os.fstat(descriptor).st_size
-            if found < size:
-                os.close(descriptor)
-                raise ResumeError(
-                    "the error log is shorter than the checkpoint says",
-                    evidence=f"{partial}: {found} bytes, not {size}",
-                    next="run the same command without --resume",
-                )
-            self._file = open(descriptor, "r+b", buffering=0)  # noqa: SIM115 (closed in close)
-            self._file.truncate(size)
-            self._file.seek(size)
 
     def add(self, entry: Mapping[str, object]) -> None:
-        """Append ``entry``."""
         if self._file is not None:
             line = json.dumps(dict(entry), ensure_ascii=False).encode(errors="replace") + b"\n"
             self._file.write(line)
@@ -76,5 +61,4 @@ class ErrorLog:
         """Remove what was written."""
         self.close()
         if self._path is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(partial_path(self._path))
+            Path(partial_path(self._path)).unlink(missing_ok=True)

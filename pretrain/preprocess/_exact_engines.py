@@ -30,7 +30,6 @@ class NullEngine:
         return ids.astype(self._dtype)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The ids as text."""
         return " ".join(map(str, ids))
 
 
@@ -101,7 +100,6 @@ class SentencePieceEngine:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``; added special tokens are left out."""
         size = self._processor.get_piece_size()
         return str(self._processor.decode_ids([int(item) for item in ids if item < size]))
 
@@ -140,7 +138,6 @@ class TiktokenEngine:
         return [np.array(item, dtype=np.int32) for item in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``."""
         return self._encoding.decode(list(ids))
 
 
@@ -171,5 +168,4 @@ class LiteralGpt2Engine:
         return [item for word in self._tokenizer.encode_batch_fast(words) for item in word.ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))

@@ -52,7 +52,7 @@ def outputs(arguments: Arguments) -> Iterator[Output]:
         return
     yield Output(lock_path(arguments.output_prefix), _PREFIX, is_lock)
     notes = CheckpointFile(arguments.output_prefix)
-    yield from (Output(str(path), _PREFIX, is_checkpoint) for path in (notes.path, notes.partial))
+    yield Output(str(notes.path), _PREFIX, is_checkpoint)
     parts = arguments.output_partitions
     collects = arguments.handler is not None and arguments.handler.pack
     for stem in stems(arguments).values():
@@ -85,7 +85,7 @@ def check_outputs(arguments: Arguments, inputs: Iterable[str]) -> None:
                 next="give --error-log another file",
             )
     for output in outputs(arguments):
-        if os.path.islink(output.path) and output.path.endswith((".partial", ".new", ".lock")):
+        if os.path.islink(output.path) and output.path.endswith((".partial", ".lock")):
             with mapped(output.path, output.option):
                 raise FileExistsError(f"{output.path} is a link, and this command makes no links")
         check_output(

@@ -15,7 +15,7 @@ import numpy as np
 
 from accel_bridge.pretrain.preprocess.truncation import shares
 
-from ._conversations import Conversation, Message, RecordError, conversation
+from ._conversations import Conversation, Message, RecordError, conversation, part
 from ._handlers import HandlerArguments
 from ._huggingface import ask_transformers
 from ._prompt_templates import Piece, PromptTemplate, Token, cut_pair, read_template
@@ -308,10 +308,7 @@ class _Pieces:
 
 def _text(record: Mapping[str, Any], key: str, asked: HandlerArguments) -> str:
     """The text of a record: a value, or the values of a list of turns in a row."""
-    if key not in record:
-        present = ", ".join(list(record)[:10]) or "none"
-        raise RecordError(f"no key {key!r}; the record's keys: {present}")
-    value = record[key]
+    value = part(record, key)
     if asked.columns.messages and isinstance(value, list):
         found = [turn.get("value", turn.get("content")) for turn in value]
         value = "".join(found) if all(isinstance(one, str) for one in found) else None

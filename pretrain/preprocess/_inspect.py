@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from accel_bridge.errors import printable
-from accel_bridge.pretrain.indexed_data import DataError, Index
+from accel_bridge.pretrain.indexed_data import DataError, Index, readable
 
 from .build import build_engine
 from .engines import Engine
@@ -44,7 +42,6 @@ class Report:
     samples: list[dict[str, object]] = field(default_factory=list)
 
     def lines(self) -> list[str]:
-        """The report as text."""
         mean = self.tokens / self.sequences if self.sequences else 0
         result = [
             f"prefix     {self.prefix}",
@@ -63,7 +60,7 @@ class Report:
         return result
 
 
-def show(parsed: argparse.Namespace) -> int:
+def main(parsed: argparse.Namespace) -> int:
     """Print what a command line asks for; the exit status of ``inspect_main``."""
     engine, vocab_size = None, parsed.vocab_size
     if parsed.tokenizer_type:
@@ -98,7 +95,7 @@ def inspect_pair(prefix: str, vocab_size: int | None = None) -> Report:
                 next="give the path without suffix, for example out/x_text_document",
             )
     report = Report(prefix)
-    with _readable(prefix):
+    with readable(prefix):
         try:
             index = Index.read(Path(prefix + ".idx"))
         except DataError as error:
@@ -110,18 +107,6 @@ def inspect_pair(prefix: str, vocab_size: int | None = None) -> Report:
         _check(index, os.path.getsize(prefix + ".bin"), report)
         _scan(prefix + ".bin", index.kind, vocab_size, report)
     return report
-
-
-@contextlib.contextmanager
-def _readable(prefix: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            "an .idx/.bin pair cannot be read",
-            evidence=f"{prefix}: {error}",
-            next="see who may read both files, and whether the disk is sound",
-        ) from error
 
 
 def _check(index: Index, bin_size: int, report: Report) -> None:
@@ -183,7 +168,7 @@ def _add_samples(report: Report, count: int, length: int, engine: Engine | None)
         return
     index = Index.read(Path(report.prefix + ".idx"))
     filled = np.flatnonzero(np.diff(index.documents) > 0)[:count]
-    with _readable(report.prefix), open(report.prefix + ".bin", "rb") as file:
+    with readable(report.prefix), open(report.prefix + ".bin", "rb") as file:
         for document in filled.tolist():
             first = int(index.documents[document])
             last = int(index.documents[document + 1])

@@ -110,7 +110,6 @@ class WorkerPool:
             raise self._death() from error
 
     def close(self) -> None:
-        """End all workers at once."""
         for process in self._processes:
             process.kill()
         if self._executor is not None:

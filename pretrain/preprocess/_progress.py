@@ -22,21 +22,20 @@ _LINE_SECONDS = 1.0
 class Summary:
     """A finished run.
 
+    :param start: counts when it was resumed, zeros otherwise.
     :param tokens: ids written, by output prefix.
     :param seconds: wall time of this process; an interrupted part is not in it.
     """
 
     counts: Counts
+    start: Counts
     tokens: dict[str, int]
     seconds: float
-    resumed_blocks: int
-    resumed_bytes: int
-    resumed_documents: int
 
     def lines(self) -> list[str]:
         """The summary as text."""
         counts = self.counts
-        documents = counts.documents - self.resumed_documents
+        documents = counts.documents - self.start.documents
         seconds = max(self.seconds, 1e-9)
         engines = ", ".join(
             f"{name} {count:,}" for name, count in sorted(counts.engine_counts.items()) if count
@@ -47,10 +46,10 @@ class Summary:
             f"engines    {engines or 'none: no text'}",
             f"skipped    {counts.skipped:,}",
             f"time       {self.seconds:.2f} s, {documents / seconds:,.0f} docs/s, "
-            f"{(counts.input_bytes - self.resumed_bytes) / 1e6 / seconds:.1f} MB/s",
+            f"{(counts.input_bytes - self.start.input_bytes) / 1e6 / seconds:.1f} MB/s",
         ]
-        if self.resumed_blocks:
-            result.append(f"resumed    after {self.resumed_documents:,} documents")
+        if self.start.blocks:
+            result.append(f"resumed    after {self.start.documents:,} documents")
         return result
 
 
@@ -65,9 +64,8 @@ class Reporter:
         self._started = time.perf_counter()
         self._last_line = self._started
         self._interval = log_interval
+        self._start = start
         self._reported = start.documents
-        self._first_documents = start.documents
-        self._first_bytes = start.input_bytes
         self._bar: Progress | None = (
             _bar() if sys.stderr is not None and sys.stderr.isatty() else None
         )
@@ -91,11 +89,7 @@ class Reporter:
         if enough and now - self._last_line >= _LINE_SECONDS:
             self._reported = counts.documents
             self._last_line = now
-            self.say(f"Processed {self._text(counts)}")
-
-    def say(self, text: str) -> None:
-        """A line of its own."""
-        tell(text)
+            tell(f"Processed {self._text(counts)}")
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -104,8 +98,8 @@ class Reporter:
 
     def _text(self, counts: Counts) -> str:
         seconds = max(self.seconds, 1e-9)
-        rate = (counts.documents - self._first_documents) / seconds
-        speed = (counts.input_bytes - self._first_bytes) / 1e6 / seconds
+        rate = (counts.documents - self._start.documents) / seconds
+        speed = (counts.input_bytes - self._start.input_bytes) / 1e6 / seconds
         return f"{counts.documents} documents ({rate:.1f} docs/s, {speed:.2f} MB/s)."
 
 

@@ -17,7 +17,6 @@ from accel_bridge.pretrain.preprocess.truncation import shares
 
 from ._conversations import Conversation, Message, RecordError
 from .errors import UsageError
-from .prompt_table import TEMPLATES
 
 # Tools and their calls as text, where a template has no form of its own for them.
 #
@@ -90,6 +89,9 @@ def calls_text(content: str) -> str:
     return thought.group(0) + text if thought else text
 
 
+#: The templates of models. What a model's chat format is, as its own tokenizer_config.json or model
+#: card says; names, defaults and form are those of MindSpeed-LLM's templates.json.
+_OWN: Final = str(Path(__file__).with_name("templates.json"))
 #: Roles of a tokenizer's tokens that a slot may name.
 _ROLES: Final = ("bos_token", "eos_token")
 _CLASSES: Final = ("Template", "Llama2Template", "ReasoningTemplate", "LFDefaultTemplate")
@@ -199,9 +201,7 @@ def read_template(name: str, file: str | None) -> PromptTemplate:
     :param file: a JSON list of templates, in MindSpeed-LLM's form, looked into first.
     :raises UsageError: there is none, or the file has another form.
     """
-    found = dict(TEMPLATES)
-    if file is not None:
-        found |= _read_file(file)
+    found = _read_file(_OWN) | (_read_file(file) if file is not None else {})
     if name not in found:
         raise UsageError(
             f"--prompt-type {name} is not known",

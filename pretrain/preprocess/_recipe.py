@@ -11,7 +11,6 @@ from accel_bridge.process.extras import install
 
 from ._arguments import Arguments
 from ._handler_encoder import HandlerEncoder, token_ids
-from ._handlers import HandlerArguments
 from ._prompt_templates import PromptTemplate
 from .build import build_engine
 from .encoder import BlockEncoder, Encoder
@@ -68,84 +67,51 @@ def build_splitter(language: str, *, keep_newlines: bool) -> Callable[[str], lis
 
 
 @dataclass(frozen=True)
-class BuiltEncoder:
-    """An encoder and why its engine was chosen."""
-
-    encoder: Encoder
-    reason: str
-
-
-@dataclass(frozen=True)
 class EncoderRecipe:
-    """A tokenizer's files and the flags that decide what becomes of a document."""
+    """A tokenizer's files and the command line that decides what becomes of a document.
 
+    :raises TokenizerError: there is no end-of-document token to append.
+    """
+
+    arguments: Arguments
     spec: TokenizerSpec
-    engine_choice: str
-    keys: tuple[str, ...]
-    append_eod: bool
-    split_sentences: bool
-    keep_newlines: bool
-    language: str
-    handler: HandlerArguments | None = None
     template: PromptTemplate | None = None
 
-    @classmethod
-    def of(
-        cls,
-        arguments: Arguments,
-        spec: TokenizerSpec,
-        template: PromptTemplate | None = None,
-    ) -> EncoderRecipe:
-        """The recipe of a command line.
-
-        :raises TokenizerError: there is no end-of-document token to append.
-        """
-        if arguments.append_eod and spec.eod is None:
+    def __post_init__(self) -> None:
+        spec = self.spec
+        if not self.arguments.append_eod:
+            return
+        if spec.eod is None:
             raise TokenizerError(
                 "--append-eod, and the tokenizer names no end-of-document token",
-                evidence=f"{arguments.tokenizer.tokenizer_type}: no eos_token in its files",
+                evidence=f"{self.arguments.tokenizer.tokenizer_type}: no eos_token in its files",
                 next="name it with --eod-token TOKEN",
             )
-        most = np.iinfo(id_type(spec.vocab_size)).max
-        if arguments.append_eod and not 0 <= (spec.eod or 0) <= most:
+        if not 0 <= spec.eod <= np.iinfo(id_type(spec.vocab_size)).max:
             raise TokenizerError(
                 "the end-of-document token is outside the vocabulary",
                 evidence=f"its id is {spec.eod}, the vocabulary has {spec.vocab_size} ids",
                 next="correct --vocab-size, --null-tokenizer-eod-id or --eod-token",
             )
-        return cls(
-            spec=spec,
-            engine_choice=arguments.tokenizer.engine_choice,
-            keys=arguments.json_keys,
-            append_eod=arguments.append_eod,
-            split_sentences=arguments.split_sentences,
-            keep_newlines=arguments.keep_newlines,
-            language=arguments.lang,
-            handler=arguments.handler,
-            template=template,
-        )
 
-    def build(self) -> BuiltEncoder:
-        """Build it.
+    def build(self) -> tuple[Encoder, str]:
+        """An encoder, and why its engine was chosen.
 
         :raises PreprocessError: the tokenizer's files or the sentence model are not usable.
         """
-        built = build_engine(self.spec, self.engine_choice)
-        eod = self.spec.eod if self.append_eod else None
-        if self.handler is not None:
-            ids = token_ids(self.spec)
-            return BuiltEncoder(
-                HandlerEncoder(built.engine, self.handler, self.template, ids, eod, self.keys),
-                built.reason,
+        asked, spec = self.arguments, self.spec
+        built = build_engine(spec, asked.tokenizer.engine_choice)
+        eod = spec.eod if asked.append_eod else None
+        encoder: Encoder
+        if asked.handler is not None:
+            ids = token_ids(spec)
+            encoder = HandlerEncoder(
+                built.engine, asked.handler, self.template, ids, eod, asked.json_keys
             )
-        splitter = None
-        if self.split_sentences:
-            splitter = build_splitter(self.language, keep_newlines=self.keep_newlines)
-        encoder = BlockEncoder(
-            built.engine,
-            self.keys,
-            id_type(self.spec.vocab_size),
-            eod,
-            splitter,
-        )
-        return BuiltEncoder(encoder, built.reason)
+        else:
+            splitter = None
+            if asked.split_sentences:
+                splitter = build_splitter(asked.lang, keep_newlines=asked.keep_newlines)
+            kind = id_type(spec.vocab_size)
+            encoder = BlockEncoder(built.engine, asked.json_keys, kind, eod, splitter)
+        return encoder, built.reason

@@ -21,9 +21,8 @@ from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputError, check_output, mapped
 
 from ._arguments import BLOCK_BYTES
-from ._bad_record import bad_record
 from .errors import InputError, TokenizerError
-from .inputs import Source, find_sources
+from .inputs import Source, bad_record, find_sources
 from .planner import plan
 from .records import BadRecord, RecordReader
 
@@ -235,7 +234,9 @@ class Texts:
             records = reader.read(task.block, bad)
             before = self._before.get(task.source, 0)
             if bad:
-                self._refuse(task.source, before, min(bad))
+                first, source = min(bad), self.sources[task.source]
+                advice = "or name other --json-keys"
+                raise bad_record(source, before + first.place + 1, first, advice)
             self._before[task.source] = before + records.number
             self.documents += len(records.places)
             for column in records.columns.values():
@@ -253,13 +254,8 @@ class Texts:
                     if text:
                         yield text
 
-    def _refuse(self, source: int, before: int, bad: BadRecord) -> None:
-        raise bad_record(
-            self.sources[source], before + bad.place + 1, bad, "or name other --json-keys"
-        )
 
-
-def train(arguments: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace) -> int:
     """Train a tokenizer and say how it is used.
 
     :raises PreprocessError: the input or the size makes none.

@@ -89,7 +89,6 @@ class HuggingFaceEngine:
         return full[:start], full[start + len(bare) :]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ``ids``."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Iterator
 
 from accel_bridge.errors import BridgeError
@@ -40,15 +41,14 @@ class ResumeError(PreprocessError):
 class Interrupted(PreprocessError):
     """SIGINT or SIGTERM ended the run."""
 
-    def __init__(self, signal_number: int, name: str) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__(
-            f"interrupted by {name}",
+            f"interrupted by {signal.Signals(number).name}",
             evidence="earlier output, if any, is unchanged",
             next=f"{AGAIN} to finish it",
         )
-        self.signal_number = signal_number
         #: The shell's convention for a process ended by a signal.
-        self.exit_code = 128 + signal_number
+        self.exit_code = 128 + number
 
 
 @contextlib.contextmanager

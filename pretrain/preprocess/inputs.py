@@ -22,6 +22,7 @@ from accel_bridge.process.outputs import HEAD_BYTES
 from ._checkpoint import CHECKPOINT_SUFFIX, is_checkpoint
 from ._error_log import is_error_log
 from .errors import InputError
+from .records import BadRecord
 from .writer import SPOOL_SUFFIXES
 
 #: Endings that say what a file holds; anything else is JSON lines, as Megatron's tool takes it.
@@ -210,6 +211,23 @@ def _begins_with_object(source: Source) -> bool:
         return isinstance(json.loads(line), dict)
     except ValueError:
         return False
+
+
+def bad_record(source: Source, number: int, bad: BadRecord, advice: str) -> InputError:
+    """The error for a record that ends a run.
+
+    :param number: of its line or row in the file, from 1.
+    :param advice: what else fixes it, as a continuation of "fix it, ".
+    """
+    is_line = source.format == "jsonl"
+    where = f"{source.name}:{number}" if is_line else f"{source.name} row {number}"
+    if is_line and number == 1 and bad.reason.startswith("not JSON"):
+        advice += "; if it is plain text: --input-format text"
+    return InputError(
+        f"a bad record in {where}",
+        evidence=[f"{where}: {bad.reason}"],
+        next=f"fix it, {advice}",
+    )
 
 
 @contextmanager

@@ -37,7 +37,7 @@ class _Actor:
         """Encode one block."""
         if self._encoder is None:
             try:
-                self._encoder = self._recipe.build().encoder
+                self._encoder, _ = self._recipe.build()
             except BridgeError as error:
                 return Failure(error.what, error.evidence, error.next)
         return encode_or_fail(self._encoder, block)

@@ -18,7 +18,6 @@ from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputError, OutputLock, mapped
 
 from ._arguments import Arguments, available_cpus
-from ._bad_record import bad_record
 from ._checkpoint import Checkpoint, CheckpointFile, Progress
 from ._error_log import ErrorLog
 from ._files import check_outputs, lock_path, outputs, stems
@@ -30,7 +29,7 @@ from .blocks import Task
 from .encoder import Encoder
 from .engines import id_type
 from .errors import AGAIN, RESUME, Interrupted, ResumeError, UsageError
-from .inputs import Source, find_sources, with_arrays
+from .inputs import Source, bad_record, find_sources, with_arrays
 from .packing import PackedKeyWriter
 from .planner import plan
 from .tokenizers import TokenizerSpec, read_tokenizer
@@ -71,17 +70,13 @@ class InterruptGuard:
         finally:
             self._shielded = False
         if self._pending is not None:
-            raise _interrupted(self._pending)
+            raise Interrupted(self._pending)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._shielded:
             self._pending = number
         else:
-            raise _interrupted(number)
-
-
-def _interrupted(number: int) -> Interrupted:
-    return Interrupted(number, signal.Signals(number).name)
+            raise Interrupted(number)
 
 
 # ``--find-optimal-num-workers``: time a part of the input with several numbers of workers.
@@ -157,11 +152,11 @@ def execute(arguments: Arguments) -> Iterable[str]:
         spec = read_tokenizer(arguments.tokenizer)
     for note in spec.notes:
         tell(f"note: {note}")
-    recipe = EncoderRecipe.of(arguments, spec, template)
-    built = recipe.build()
-    tell(f"engine: {built.reason}")
+    recipe = EncoderRecipe(arguments, spec, template)
+    encoder, reason = recipe.build()
+    tell(f"engine: {reason}")
     if arguments.find_optimal_num_workers:
-        return measure_workers(arguments, sources, built.encoder)
+        return measure_workers(arguments, sources, encoder)
     if arguments.engine == "ray":
         from .ray_engine import RayPool, connect
 
@@ -169,7 +164,7 @@ def execute(arguments: Arguments) -> Iterable[str]:
         connect(arguments.ray_address)
         make_pool: Callable[[], Pool] = partial(RayPool, recipe, arguments.workers)
     else:
-        make_pool = partial(WorkerPool, built.encoder, _sensible_workers(arguments.workers))
+        make_pool = partial(WorkerPool, encoder, _sensible_workers(arguments.workers))
     lock = OutputLock(lock_path(arguments.output_prefix), "--output-prefix")
     # Locked before anything is touched: another run's files are not this one's to remove.
     with InterruptGuard() as interrupts, lock:
@@ -243,11 +238,9 @@ class Run:
             raise ended from error
         return Summary(
             counts=self._progress,
+            start=start,
             tokens={writer.prefix: writer.tokens for writer in self._writers.values()},
             seconds=reporter.seconds,
-            resumed_blocks=start.blocks,
-            resumed_bytes=start.input_bytes,
-            resumed_documents=start.documents,
         )
 
     def _tasks(self) -> Iterator[Task]:
@@ -362,21 +355,18 @@ class Run:
             for key, writer in self._writers.items():
                 writer.cut(self._sizes[key])
             self._save_checkpoint()
-        except OSError as error:
+        except (OSError, OutputError) as error:
             tell(f"note: no new checkpoint could be written: {error}")
         return self._checkpoints.exists()
 
     def _close(self, *, keep: bool) -> None:
         """Close all files; without ``keep`` the partial ones and the checkpoint go."""
-        for writer in self._writers.values():
+        written: list[KeyWriter | ErrorLog] = [*self._writers.values(), self._errors]
+        for one in written:
             if keep:
-                writer.close()
+                one.close()
             else:
-                writer.discard()
-        if keep:
-            self._errors.close()
-        else:
-            self._errors.discard()
+                one.discard()
         if not keep and self._writers:
             self._checkpoints.remove()
 

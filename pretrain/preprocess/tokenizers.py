@@ -6,9 +6,10 @@ other machines build the same tokenizer from it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,11 +132,8 @@ def _read_bert(arguments: TokenizerArguments) -> TokenizerSpec:
     own = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     missing = [token for token in own if token not in vocab]
     if missing:
-        raise TokenizerError(
-            "the vocabulary lacks BERT's special tokens",
-            evidence=f"{path}: no {', '.join(missing)}",
-            next="give BERT's vocab.txt: one token a line",
-        )
+        what = "the vocabulary lacks BERT's special tokens"
+        raise _wrong(what, f"{path}: no {', '.join(missing)}", _WORDS)
     cased = arguments.tokenizer_type == "BertWordPieceCase"
     # 0.19 gives the cased tokenizer T5's sentinels and ignores --tokenizer-special-tokens there.
     extra = [f"<extra_id_{i}>" for i in range(100)] if cased else arguments.special_tokens
@@ -245,63 +243,56 @@ def _refuse_compat_012(arguments: TokenizerArguments) -> None:
         )
 
 
-def _read_word_list(path: Path) -> list[str]:
+#: What a file is called, and what to give for it.
+_WORDS = ("vocabulary", "BERT's vocab.txt: one token a line")
+_VOCABULARY = ("vocabulary", "GPT-2's vocab.json: an object of token to id")
+_MERGES = ("merges", "GPT-2's merges.txt: two tokens a line")
+
+
+def _wrong(what: str, evidence: str, form: tuple[str, str]) -> TokenizerError:
+    return TokenizerError(what, evidence=evidence, next=f"give {form[1]}")
+
+
+@contextlib.contextmanager
+def _readable(path: Path, form: tuple[str, str]) -> Iterator[None]:
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        yield
     except (OSError, ValueError) as error:
-        raise TokenizerError(
-            "the vocabulary file cannot be read",
-            evidence=f"{path}: {error}",
-            next="give BERT's vocab.txt: one token a line",
-        ) from error
+        raise _wrong(f"the {form[0]} file cannot be read", f"{path}: {error}", form) from error
+
+
+def _read_lines(path: Path, form: tuple[str, str]) -> list[str]:
+    with _readable(path, form):
+        return path.read_text(encoding="utf-8").split("\n")
+
+
+def _read_word_list(path: Path) -> list[str]:
+    lines = _read_lines(path, _WORDS)
     return lines[:-1] if not lines[-1] else lines
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
-    try:
+    with _readable(path, _VOCABULARY):
         vocab = orjson.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise TokenizerError(
-            "the vocabulary file cannot be read",
-            evidence=f"{path}: {error}",
-            next="give GPT-2's vocab.json: an object of token to id",
-        ) from error
     if not isinstance(vocab, dict) or not all(type(value) is int for value in vocab.values()):
-        raise TokenizerError(
-            "the vocabulary file is not an object of token to id",
-            evidence=str(path),
-            next="give GPT-2's vocab.json",
-        )
+        what = "the vocabulary file is not an object of token to id"
+        raise _wrong(what, str(path), _VOCABULARY)
     return vocab
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, ValueError) as error:
-        raise TokenizerError(
-            "the merges file cannot be read",
-            evidence=f"{path}: {error}",
-            next="give GPT-2's merges.txt: two tokens a line",
-        ) from error
+    lines = _read_lines(path, _MERGES)
     if lines == [""]:
         # A tokenizer without merges would cut every word into its letters, and say nothing.
-        raise TokenizerError(
-            "the merges file is empty",
-            evidence=f"{path} has 0 bytes",
-            next="give GPT-2's merges.txt: two tokens a line",
-        )
+        raise _wrong("the merges file is empty", f"{path} has 0 bytes", _MERGES)
     pairs = []
     for number, line in enumerate(lines, start=1):
         if line and not line.startswith("#version"):
             first, _, second = line.partition(" ")
             pairs.append((first, second))
             if line.count(" ") != 1:
-                raise TokenizerError(
-                    "a line of the merges file is not a pair of tokens",
-                    evidence=f"{path}:{number}: {line[:80]!r}",
-                    next="give GPT-2's merges.txt: two tokens a line",
-                )
+                what = "a line of the merges file is not a pair of tokens"
+                raise _wrong(what, f"{path}:{number}: {line[:80]!r}", _MERGES)
     return pairs
 
 

@@ -55,7 +55,7 @@ class _Spool:
         self.paths = [Path(prefix + suffix + ".partial") for suffix in SPOOL_SUFFIXES]
         self._sizes = list(astuple(sizes))
         self._files = [
-            _open_at(path, size) for path, size in zip(self.paths, self._sizes, strict=True)
+            open_at(path, size) for path, size in zip(self.paths, self._sizes, strict=True)
         ]
 
     @property
@@ -254,7 +254,7 @@ class KeyWriter:
 SPOOL_SUFFIXES = (".bin", ".lengths", ".documents")
 
 
-def _open_at(path: Path, size: int) -> IO[bytes]:
+def open_at(path: Path, size: int) -> IO[bytes]:
     """Open a partial file, alone, cut to ``size`` bytes and positioned there."""
     # No link is followed: nobody names this file, so it must be the run's own.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW

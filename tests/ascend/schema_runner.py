@@ -44,9 +44,11 @@ def run_cases(inject: bool) -> dict[str, Any]:
     from case_sample import sample
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from accel_bridge.apps.parity import all_cases, as_arguments, convert
+    from accel_bridge.apps.parity._case import as_arguments
+    from accel_bridge.apps.parity._cases import all_cases
     from accel_bridge.backends.ascend.kernels import KERNELS
     from accel_bridge.kernels import CONTRACTS
+    from accel_bridge.kernels.cases import convert
 
     calls: Counter[str] = Counter()
     computed: Counter[str] = Counter()

@@ -15,7 +15,8 @@ import pytest
 import torch
 from case_sample import sample
 
-from accel_bridge.apps.parity import all_cases, check_kernel, signature_difference
+from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._run import check_kernel, signature_difference
 from accel_bridge.backends.ascend.kernels import KERNELS, attention_mask, gated
 from accel_bridge.kernels import (
     ATTENTION,

@@ -73,12 +73,6 @@ def test_no_arguments_at_all() -> None:
         assert "accel-bridge demo" in caught.value.next
 
 
-@pytest.mark.parametrize("runner", ["", " ", "a 'b"])
-def test_a_runner_that_is_none(runner: str) -> None:
-    with pytest.raises(BridgeError, match="--runner"):
-        training_command(["--runner", runner, "--", "--lr", "1"])
-
-
 @pytest.mark.parametrize("name", ["no_such_module", "json.no_such", "no.such", "..x", "", "json."])
 def test_a_module_that_is_not_there(name: str) -> None:
     with pytest.raises(BridgeError, match="there is no module"):

@@ -94,7 +94,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path, port: int) -> None:
         _, said = process.communicate(timeout=100)
         assert process.returncode == 1, said
         assert f"The port {port}, at which the ranks are to meet, is in use." in said
-        assert f"pid {os.getpid()} listens there" in said
+        assert f"ss -ltnp 'sport = :{port}'" in said
         assert "Traceback" not in said
 
 

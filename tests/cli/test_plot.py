@@ -43,7 +43,7 @@ def test_logs_of_all_kinds(tmp_path: Path, form: str) -> None:
     )
     assert run.seconds == pytest.approx(0.25)
     if "global batch" in form:
-        assert run.tokens == pytest.approx(16 * 1024 / 0.25)
+        assert run.median("tokens") == pytest.approx(16 * 1024 / 0.25)
 
 
 def test_the_logs_of_a_directory_are_one_run_and_the_later_counts(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_recording(tmp_path: Path) -> None:
     recording.write(made, tmp_path / "a.rec")
     run = plot.read_run(tmp_path / "a.rec")
     assert [point.loss for point in run.points] == [4.9, 4.8, 4.7, 4.6]
-    assert run.tokens == pytest.approx(320)
+    assert run.median("tokens") == pytest.approx(320)
 
 
 def scalars(directory: Path, **values: list[float]) -> Path:
@@ -151,9 +151,7 @@ def test_picture_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     text = page.read_text()
     assert "data:image/png;base64," in text
     assert "&lt;a&gt;.log" in text
-    data = json.loads(re.search(r"^const data = (.*);$", text, re.MULTILINE)[1])
-    assert data["runs"][0]["points"][0][:2] == [1, 7.99], "the chart has every point"
-    assert "<a>" not in text, "a name from a file ends no script"
+    assert "<a>" not in text, "a name from a file is text"
     assert not re.findall(r'(?:src|href)="(?!data:)', text), "the page needs no other file"
     for taken in (path, tmp_path / "mine"):
         taken.touch()

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 import accel_bridge.auto  # noqa: F401 - before the kernels
-from accel_bridge.apps.parity import all_cases, check_kernel
+from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._run import check_kernel
 from accel_bridge.backends.cuda.kernels import (
     KERNELS,
     adamw,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from accel_bridge.apps.parity import signature_difference
+from accel_bridge.apps.parity._run import signature_difference
 from accel_bridge.backends.cuda.kernels import KERNELS
 from accel_bridge.kernels import RMS_NORM, Kernel
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -77,14 +75,6 @@ def test_locked_memory_for_infiniband(injected: Injected, machines: int, verdict
     injected.finding("limits", verdict, "mlx5_0", "ulimit -l unlimited")
 
 
-def test_limited_address_space_and_files(injected: Injected) -> None:
-    limits(injected, "Max address space", str(8 * GIB))
-    injected.finding("limits", WARNING, "ulimit -v")
-    limits(injected, "Max address space", "unlimited")
-    limits(injected, "Max file size", str(2 * GIB))
-    injected.finding("limits", WARNING, "ulimit -f: 2097152 KiB")
-
-
 def test_memory_of_a_container(injected: Injected) -> None:
     injected.run = Run(processes=8)
     assert not injected.findings("host-memory")
@@ -92,11 +82,6 @@ def test_memory_of_a_container(injected: Injected) -> None:
     injected.file("/sys/fs/cgroup/memory.current", str(5 * GIB))
     injected.file("/sys/fs/cgroup/memory.stat", f"inactive_file {GIB}\n")
     injected.finding("host-memory", WARNING, "4.0 GiB are free", "8 ranks need 12.0 GiB")
-
-
-def test_strict_overcommit(injected: Injected) -> None:
-    injected.file("/proc/sys/vm/overcommit_memory", "2\n")
-    injected.finding("host-memory", WARNING, "vm.overcommit_memory=0")
 
 
 def test_temporary_directory_that_is_not_there(injected: Injected) -> None:
@@ -129,25 +114,6 @@ def test_full_temporary_directory(injected: Injected) -> None:
     found = injected.findings("directories")
     assert [one.verdict for one in found] == [WARNING] * 4
     assert "10 MiB free" in found[0].evidence[0]
-
-
-def test_lock_of_a_killed_compilation(injected: Injected) -> None:
-    lock = injected.file("/home/user/.cache/torch_extensions/py312/fused/lock")
-    assert not injected.findings("compiler-locks")  # it may still run
-    os.utime(lock, (time.time() - 7200,) * 2)
-    injected.finding("compiler-locks", FAILS, "fused", f"rm {lock}")
-
-
-def test_more_threads_than_processor_time(injected: Injected) -> None:
-    injected.file("/sys/fs/cgroup/cpu.max", "20000 100000\n")  # a fifth of a processor
-    injected.finding("processors", WARNING, "0.2 processors' time", "OMP_NUM_THREADS=1")
-    injected.environ["OMP_NUM_THREADS"] = "1"
-    assert not injected.findings("processors")
-
-
-def test_more_ranks_than_processors(injected: Injected) -> None:
-    injected.run = Run(processes=4096)
-    injected.finding("processors", WARNING, "4096 ranks share")
 
 
 def test_localhost_without_an_address(injected: Injected) -> None:
@@ -242,11 +208,6 @@ def test_variable_that_nobody_knows(injected: Injected) -> None:
 def test_value_that_means_nothing(injected: Injected) -> None:
     injected.environ["ACCEL_BRIDGE_LOG"] = "loud"
     injected.finding("variables", FAILS, "ACCEL_BRIDGE_LOG='loud'", "quiet")
-
-
-def test_library_that_has_no_shim(injected: Injected) -> None:
-    injected.environ["ACCEL_BRIDGE_LIBRARIES"] = "transformer_engin"
-    injected.finding("choices", WARNING, "transformer_engine")
 
 
 @pytest.mark.parametrize(

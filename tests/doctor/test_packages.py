@@ -156,37 +156,6 @@ def test_apex_that_is_not_nvidias(injected: Injected) -> None:
     injected.finding("libraries", WARNING, "another project", "pip uninstall apex")
 
 
-def test_versions_that_do_not_fit(injected: Injected) -> None:
-    injected.package("torchvision", "0.20.0", requires=["torch==2.5.0", 'absent; extra == "x"'])
-    injected.finding("requirements", WARNING, "torch is 2.11.0+cpu", 'pip install "torch==2.5.0"')
-
-
-def test_package_for_another_python(injected: Injected) -> None:
-    injected.package("megatron-core", "0.19.2", python=">=4")
-    injected.finding("requirements", FAILS, "Python >=4")
-
-
-def test_damaged_metadata(injected: Injected) -> None:
-    directory = injected.site / "numpy-2.3.0.dist-info"
-    directory.mkdir()
-    assert not injected.findings("requirements")  # without metadata it requires nothing
-    (directory / "METADATA").write_bytes(b"Name: numpy\nRequires-Dist: \xff\xfe\n")
-    found = injected.findings("requirements")
-    assert all(one.verdict is not FAILS for one in found)
-
-
-def test_package_that_is_installed_twice(injected: Injected) -> None:
-    injected.package("numpy", "2.3.0")
-    injected.package("numpy", "1.26.4")
-    injected.finding("duplicates", WARNING, "numpy is installed twice", "pip uninstall numpy")
-
-
-def test_remains_of_an_interrupted_pip(injected: Injected) -> None:
-    injected.package("torch", "2.10.0")
-    (injected.site / "torch-2.10.0.dist-info").rename(injected.site / "~orch-2.10.0.dist-info")
-    injected.finding("duplicates", WARNING, "~orch-2.10.0.dist-info", "rm -r")
-
-
 def test_no_megatron(injected: Injected) -> None:
     injected.finding("megatron", FAILS, "Megatron is not installed", "pip install")
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.apps.parity import Case, _run
+from accel_bridge.apps.parity import _run
+from accel_bridge.kernels.cases import Case
 
 _yardstick = _run._yardstick
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch.nn import functional
 
-from accel_bridge.apps.parity import as_arguments
+from accel_bridge.apps.parity._case import as_arguments
 from accel_bridge.kernels import CONTRACTS, AdamWOptions
 
 Function = Callable[..., Any]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from accel_bridge.apps.parity import Case, CaseResult, all_cases, check_kernel
+from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._run import CaseResult, check_kernel
 from accel_bridge.kernels import Kernel
+from accel_bridge.kernels.cases import Case
 
 from .upstream import random
 

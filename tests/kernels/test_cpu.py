@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accel_bridge.apps.parity import Case, as_arguments, check_kernel, convert_all
+from accel_bridge.apps.parity._case import as_arguments, convert_all
+from accel_bridge.apps.parity._run import check_kernel
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import ATTENTION, CONTRACTS, reference_kernel
+from accel_bridge.kernels.cases import Case
 
 from .support import CASES, failures
 

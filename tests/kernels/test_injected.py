@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from accel_bridge.apps.parity import _run, run_case
+from accel_bridge.apps.parity import _run
+from accel_bridge.apps.parity._run import run_case
 from accel_bridge.kernels import CONTRACTS
 
 from . import injected, injected_attention, wrong_arguments

@@ -13,7 +13,8 @@ from typing import Any, get_type_hints
 import pytest
 import torch
 
-from accel_bridge.apps.parity import all_cases, check_kernel, signature_difference
+from accel_bridge.apps.parity._cases import all_cases
+from accel_bridge.apps.parity._run import check_kernel, signature_difference
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.device.backend import Backend, DeviceSpec, Probe
 from accel_bridge.kernels import (

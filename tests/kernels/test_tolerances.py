@@ -7,15 +7,10 @@ import math
 import pytest
 import torch
 
-from accel_bridge.apps.parity import (
-    Case,
-    Rule,
-    bitwise,
-    by_ratio,
-    convert_all,
-    run_case,
-)
+from accel_bridge.apps.parity._case import bitwise, by_ratio, convert_all
+from accel_bridge.apps.parity._run import run_case
 from accel_bridge.kernels import CONTRACTS, SWIGLU
+from accel_bridge.kernels.cases import Case, Rule
 
 from .support import CASES, random
 

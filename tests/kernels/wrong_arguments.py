@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.apps.parity import Case
+from accel_bridge.kernels.cases import Case
 
 Change = Callable[[Any], Any]
 

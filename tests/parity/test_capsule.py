@@ -12,8 +12,7 @@ import torch
 from accel_bridge import kernels
 from accel_bridge.apps.capsules import Place, choose, first_bit
 from accel_bridge.apps.capsules.replayed import as_json, diverge, judge
-from accel_bridge.apps.comparison import compare, moved_by
-from accel_bridge.apps.comparison._compare import distance
+from accel_bridge.apps.comparison import compare, distance, moved_by
 from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import RMS_NORM, watch_kernels
 from accel_bridge.recording import (

@@ -7,13 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from accel_bridge.apps.comparison import (
-    Kind,
-    NotComparable,
-    as_json,
-    compare,
-    verdict,
-)
+from accel_bridge.apps.comparison import Kind, NotComparable, compare
+from accel_bridge.apps.comparison.report import as_json, verdict
 from accel_bridge.recording import Recording, Step
 from parity.made import MODULES, recording, rounding
 

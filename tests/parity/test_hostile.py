@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from random_examples import examples
 
 from accel_bridge.apps.cli import parity_compare
-from accel_bridge.apps.comparison import as_html, as_json, compare
+from accel_bridge.apps.comparison import compare
+from accel_bridge.apps.comparison.report import as_html, as_json
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.outputs import OutputError
 from accel_bridge.recording import MAGIC, Recording, RecordingError, read, write

@@ -10,8 +10,10 @@ import torch.nn.functional as F
 
 from accel_bridge import kernels
 from accel_bridge.apps.capsules.replayed import Judgement, as_json, judge, lines_of_one
-from accel_bridge.apps.parity import Case, all_cases, convert_all
+from accel_bridge.apps.parity._case import convert_all
+from accel_bridge.apps.parity._cases import all_cases
 from accel_bridge.apps.parity._run import evaluate
+from accel_bridge.kernels.cases import Case
 from accel_bridge.recording import Capsule, tape
 from accel_bridge.recording.recorder import capsule_of
 from accel_bridge.recording.tape import Tape

@@ -11,7 +11,7 @@ import torch
 
 from accel_bridge.patches import progress as patch
 from accel_bridge.patching import Argument
-from accel_bridge.process.progress import FACTS, LogReader
+from accel_bridge.process.progress.lines import FACTS, LogReader
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 
 from accel_bridge.pretrain.preprocess import _handler_encoder as handler_tokenizer_module
+from accel_bridge.pretrain.preprocess._prompt_templates import _OWN, _read_file
 from accel_bridge.pretrain.preprocess.packing import PackedKeyWriter, fill
-from accel_bridge.pretrain.preprocess.prompt_table import TEMPLATES
 
 from .mindspeed import ours, samples
 from .mindspeed.cases import CASES, Case, digest
 
 ANSWERS = json.loads((Path(__file__).parent / "mindspeed/answers.json").read_text())
+TEMPLATES = _read_file(_OWN)
 BY_NAME = {case.name: case for case in CASES}
 CHOSEN = (
     "alpaca-qwen3",
@@ -188,7 +189,7 @@ def test_what_cannot_be_done_is_said_in_three_parts(
 
 def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
     """The same format under another name gives the same bytes."""
-    mine: dict[str, Any] = {"name": "mine", **TEMPLATES["qwen3"]}
+    mine: dict[str, Any] = {**TEMPLATES["qwen3"], "name": "mine"}
     file = tmp_path / "templates.json"
     file.write_text(json.dumps([mine]), encoding="utf-8")
     data = samples.write("plain-talk", 40, tmp_path)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from accel_bridge.process.progress import LogReader, facts_line
+from accel_bridge.process.progress.lines import LogReader, facts_line
 
 OLD = (
     " [2025-06-01 10:00:00] iteration       12/     100 | consumed samples:          192 | "

@@ -111,26 +111,6 @@ def test_run_takes_the_flag(tmp_path: Path) -> None:
     assert "plain" in without.rows
 
 
-def test_under_another_launcher_one_rank_shows_the_log_of_all(tmp_path: Path) -> None:
-    (tmp_path / "rank.py").write_text(
-        "import os\nfrom accel_bridge.process import progress\nprogress.join()\n"
-        f"print('rank', os.environ['LOCAL_RANK'], flush=True)\n"
-        f"if os.environ['LOCAL_RANK'] == '1':\n exec({TRAINING!r})\nelse:\n"
-        " import time; time.sleep(1.5)\n"
-    )
-    launcher = (
-        "import os, subprocess, sys\n"
-        "ranks = [subprocess.Popen([sys.executable, 'rank.py'], "
-        "env={**os.environ, 'LOCAL_RANK': str(n)}) for n in range(2)]\n"
-        "sys.exit(sum(rank.wait() for rank in ranks))\n"
-    )
-    shown = terminal.run([sys.executable, "-c", launcher], tmp_path)
-    (log,) = tmp_path.glob("train-*.log")
-    assert {"rank 0", "rank 1"} <= set(log.read_text().splitlines())
-    assert shown.rows.count(f"[accel_bridge] log: {log.name}") == 1
-    assert any(re.match(r"done .*  3/100", row) for row in shown.rows)
-
-
 def test_nothing_is_watched_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCEL_BRIDGE_PROGRESS", "1")
     assert not progress.is_wanted(default=True)  # pytest's output is no terminal

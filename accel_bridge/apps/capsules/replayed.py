@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from itertools import groupby
 from typing import Any, Final
 
+from accel_bridge.apps._html import finite
 from accel_bridge.apps.capsules._judge import Finding, Judgement, judge, moves
 from accel_bridge.apps.comparison import LIMITS
 from accel_bridge.recording import Capsule, Operator, Value
@@ -290,28 +291,24 @@ def lines_of_two(a: Capsule, b: Capsule, found: Divergence | None) -> list[str]:
 
 
 def as_json(a: Capsule, found: Judgement | Divergence | None) -> dict[str, Any]:
-    """The verdict as a JSON document."""
     first = found.findings[0] if isinstance(found, Judgement) and found.findings else None
     if isinstance(found, Divergence):
         operator: Operator | None = found.b or found.a
     else:
         operator = None if first is None else first.operator
+    own = ("phase", "site", "kernel")
+    names = {"operator": "name", "in": "module", **dict(zip(own, own, strict=True))}
+    judged = found if isinstance(found, Judgement) else None
     return {
         "format": 1,
         "passed": operator is None,
         "module": a.module,
         "step": a.step,
-        "judged": found.judged if isinstance(found, Judgement) else None,
-        "skipped": found.skipped if isinstance(found, Judgement) else None,
-        "parts": found.parts if isinstance(found, Judgement) else None,
+        **{name: judged and getattr(judged, name) for name in ("judged", "skipped", "parts")},
         "why": found.why if isinstance(found, Divergence) else None,
-        "operator": None if operator is None else operator.name,
-        "phase": None if operator is None else operator.phase,
-        "in": None if operator is None else operator.module,
-        "site": None if operator is None else operator.site,
-        "kernel": None if operator is None else operator.kernel,
-        "error": None if first is None else _finite(first.error),
-        "allowed": None if first is None else _finite(first.allowed),
+        **{name: operator and getattr(operator, of) for name, of in names.items()},
+        "error": None if first is None else finite(first.error),
+        "allowed": None if first is None else finite(first.allowed),
     }
 
 
@@ -357,10 +354,6 @@ def _values(capsule: Capsule, one: Operator) -> list[str]:
 
 def _most(counts: dict[str, int]) -> list[tuple[str, int]]:
     return sorted(counts.items(), key=lambda item: -item[1])[:5]
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 __all__ = [

@@ -40,15 +40,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def is_asked(environ: Mapping[str, str] = os.environ) -> bool:
+def is_asked() -> bool:
     """Whether a shell wants to know how the line goes on."""
-    return "_ARGCOMPLETE" in environ and "COMP_LINE" in environ
+    return "_ARGCOMPLETE" in os.environ and "COMP_LINE" in os.environ
 
 
-def words_before(environ: Mapping[str, str] = os.environ) -> list[str]:
+def words_before() -> list[str]:
     """The finished words of the line after the program's name."""
-    line = environ["COMP_LINE"]
-    point = environ.get("COMP_POINT", "")
+    line = os.environ["COMP_LINE"]
+    point = os.environ.get("COMP_POINT", "")
     typed = line.encode()[: int(point)].decode(errors="ignore") if point.isdigit() else line
     try:
         argv = shlex.split(typed)

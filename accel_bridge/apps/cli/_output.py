@@ -19,7 +19,6 @@ _UNSAFE: Final = re.compile(
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """The flag ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -39,7 +38,6 @@ def only_stderr() -> Iterator[None]:
 
 
 def print_heading(title: str) -> None:
-    """A title above what follows."""
     print(f"\n{title}\n{'-' * len(title)}")
 
 

@@ -63,11 +63,14 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         print_json(lambda: report(found))
     else:
-        _print(found)
-    if arguments.kernels and not arguments.json and isinstance(found.selected, Selection):
-        print_kernels(found.selected.chosen)
+        print_probes(report(found))
     if isinstance(found.selected, BridgeError):
         raise found.selected
+    if not arguments.json:
+        print_heading("Chosen")
+        print(printable(found.selected.why))
+        if arguments.kernels:
+            print_kernels(found.selected.chosen)
     return 0
 
 
@@ -81,37 +84,53 @@ def survey(settings: Settings) -> Survey:
         return Survey(plugins, probes, error)
 
 
-def report(found: Survey) -> dict[str, object]:
-    """The survey as a JSON document."""
+def report(found: Survey) -> dict[str, Any]:
+    chosen, selected = None, found.selected
+    if not isinstance(selected, BridgeError):
+        chosen = {"backend": selected.chosen.name, "how": selected.how, "why": selected.why}
     return {
-        "chosen": _chosen(found),
-        "backends": [_as_json(probed) for probed in found.probes],
+        "chosen": chosen,
+        "backends": [
+            {
+                "name": probed.backend.name,
+                "title": probed.backend.title,
+                "priority": probed.backend.priority,
+                "plugin": probed.plugin,
+                "available": probed.probe.available,
+                "devices": probed.probe.devices,
+                "reason": probed.probe.reason,
+                "evidence": list(probed.probe.evidence),
+                "remedy": probed.probe.remedy,
+                "traceback": probed.traceback,
+            }
+            for probed in found.probes
+        ],
         "failed_plugins": [str(failed) for failed in found.plugins.failed],
     }
 
 
-def print_probes(probes: Sequence[ProbedBackend]) -> None:
-    """A table of all probes, then each one's evidence."""
-    print_table(
-        ["backend", "usable", "devices", "reason"],
+def print_probes(report: dict[str, Any]) -> None:
+    """A table of all probes, each one's evidence, and the plugins that failed."""
+    rows = [
         [
-            [
-                probed.backend.name,
-                "yes" if probed.probe.available else "no",
-                "-" if probed.probe.devices is None else str(probed.probe.devices),
-                probed.probe.reason,
-            ]
-            for probed in probes
-        ],
-    )
-    for probed in probes:
-        lines = [f"{probed.backend.name}: {probed.backend.title} (plugin {probed.plugin!r})"]
-        lines += [f"  evidence: {line}" for line in probed.probe.evidence]
-        if probed.probe.remedy:
-            lines.append(f"  next:     {probed.probe.remedy}")
-        if probed.traceback and is_debug():
-            lines.append(probed.traceback)
+            one["name"],
+            "yes" if one["available"] else "no",
+            "-" if one["devices"] is None else str(one["devices"]),
+            one["reason"],
+        ]
+        for one in report["backends"]
+    ]
+    print_table(["backend", "usable", "devices", "reason"], rows)
+    for one in report["backends"]:
+        lines = [f"{one['name']}: {one['title']} (plugin {one['plugin']!r})"]
+        lines += [f"  evidence: {line}" for line in one["evidence"]]
+        if one["remedy"]:
+            lines.append(f"  next:     {one['remedy']}")
+        if one["traceback"] and is_debug():
+            lines.append(one["traceback"])
         print("\n" + printable("\n".join(lines), keep="\n\t"))
+    for failed in report["failed_plugins"]:
+        print(f"\n{printable(failed)}")
 
 
 def kernel_rows(backend: Backend) -> list[list[str]]:
@@ -129,37 +148,5 @@ def kernel_rows(backend: Backend) -> list[list[str]]:
 
 
 def print_kernels(backend: Backend) -> None:
-    """The kernels as a table."""
     print_heading(f"Kernels of the {backend.name} backend")
     print_table(["contract", "call", "implementation", "why"], kernel_rows(backend))
-
-
-def _print(found: Survey) -> None:
-    print_probes(found.probes)
-    for failed in found.plugins.failed:
-        print(f"\n{printable(str(failed))}")
-    if isinstance(found.selected, Selection):
-        print_heading("Chosen")
-        print(printable(found.selected.why))
-
-
-def _chosen(found: Survey) -> dict[str, object] | None:
-    if isinstance(found.selected, BridgeError):
-        return None
-    selection = found.selected
-    return {"backend": selection.chosen.name, "how": selection.how, "why": selection.why}
-
-
-def _as_json(probed: ProbedBackend) -> dict[str, object]:
-    return {
-        "name": probed.backend.name,
-        "title": probed.backend.title,
-        "priority": probed.backend.priority,
-        "plugin": probed.plugin,
-        "available": probed.probe.available,
-        "devices": probed.probe.devices,
-        "reason": probed.probe.reason,
-        "evidence": list(probed.probe.evidence),
-        "remedy": probed.probe.remedy,
-        "traceback": probed.traceback,
-    }

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,12 +24,13 @@ from typing import Final
 from accel_bridge.apps import plot
 from accel_bridge.bridge.selection import select_here
 from accel_bridge.errors import BridgeError
-from accel_bridge.process.endings import number_of
+from accel_bridge.process import endings
 from accel_bridge.process.extras import require
 from accel_bridge.process.log import tell
 from accel_bridge.process.outputs import OutputLock, mapped, write_output
-from accel_bridge.process.parser import Parser
-from accel_bridge.process.progress import FACTS, Iteration, LogReader, is_wanted
+from accel_bridge.process.parser import Parser, positive
+from accel_bridge.process.progress import is_wanted
+from accel_bridge.process.progress.lines import FACTS, Iteration, LogReader
 from accel_bridge.process.progress.screen import Screen
 from accel_bridge.process.ranks import be_killed_with_parent
 
@@ -39,12 +41,8 @@ WANTED = 6_000_000
 NEEDED = 500_000
 
 
-def sources(directory: Path | None = None) -> Iterator[str]:
-    """Text of the standard library's modules and packages, in the order of their paths.
-
-    :param directory: look here instead of in this Python's standard library.
-    """
-    root = directory or Path(sysconfig.get_path("stdlib"))
+def sources(root: Path) -> Iterator[str]:
+    """Text of the standard library's modules and packages, in the order of their paths."""
     for path in sorted(root.rglob("*.py")):
         inside = path.relative_to(root).parts
         # Installed packages are not part of Python; its test data holds deliberate nonsense.
@@ -55,12 +53,13 @@ def sources(directory: Path | None = None) -> Iterator[str]:
                 continue  # a few sources declare another encoding
 
 
-def write_corpus(path: Path, directory: Path | None = None) -> tuple[int, int]:
+def write_corpus(path: Path) -> tuple[int, int]:
     """Write JSON lines with one source file a document; (documents, bytes of text).
 
     :raises BridgeError: this Python comes without its sources.
     """
     documents = size = 0
+    directory = Path(sysconfig.get_path("stdlib"))
     with path.open("w", encoding="utf-8") as file:
         for text in sources(directory):
             file.write(json.dumps({"text": text}) + "\n")
@@ -71,7 +70,7 @@ def write_corpus(path: Path, directory: Path | None = None) -> tuple[int, int]:
     if size < NEEDED:
         raise BridgeError(
             "This Python has no sources of its standard library to train on.",
-            evidence=f"{size} bytes of text in {directory or sysconfig.get_path('stdlib')}",
+            evidence=f"{size} bytes of text in {directory}",
             next="use a Python with its .py files, or your own text with accel-bridge preprocess",
         )
     return documents, size
@@ -265,32 +264,27 @@ def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | N
     note(directory, line)
     _show(f"   $ {line if len(line) < 200 else line[:200] + ' ...'}")
     last: deque[str] = deque(maxlen=15)
-    with subprocess.Popen(
-        [sys.executable, "-m", "accel_bridge", *argv],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        cwd=directory,
-        env={**os.environ, FACTS: "1"},
-        preexec_fn=be_killed_with_parent,
-    ) as process:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "accel_bridge", *argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            cwd=directory,
+            env={**os.environ, FACTS: "1"},
+            preexec_fn=be_killed_with_parent,
+        ) as process,
+        endings.ending(process, signal.SIGTERM, GRACE),
+    ):
         assert process.stdout is not None
-        try:
-            for output in process.stdout:
-                last.append(output.rstrip())
-                if follow is None:
-                    _show(f"   {output}", end="")
-                else:
-                    follow(output)
-            status = process.wait()
-        except BaseException:
-            process.terminate()
-            try:
-                process.wait(GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-            raise
+        for output in process.stdout:
+            last.append(output.rstrip())
+            if follow is None:
+                _show(f"   {output}", end="")
+            else:
+                follow(output)
+        status = process.wait()
     if status != 0:
         raise BridgeError(
             f"`accel-bridge {argv[0]}` failed with status {status}.",
@@ -299,15 +293,13 @@ def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | N
         )
 
 
-#: More iterations of so small a model are a slip of the finger.
-_MOST = 1_000_000
-
-
 class Interrupted(BridgeError):
     """Ctrl-C, SIGTERM or SIGHUP ended the demo."""
 
 
 def _parser() -> argparse.ArgumentParser:
+    # More iterations of so small a model are a slip of the finger.
+    count = functools.partial(positive, most=1_000_000)
     parser = Parser(
         prog="accel-bridge demo",
         description="Offline, in about two minutes: takes the sources of Python's standard "
@@ -325,9 +317,9 @@ def _parser() -> argparse.ArgumentParser:
         "--model", choices=tuple(MODELS), default="gpt", help="gpt, or hybrid (Mamba and attention)"
     )
     parser.add_argument(
-        "--iterations", type=_count, default=150, help="before the resume (default: 150)"
+        "--iterations", type=count, default=150, help="before the resume (default: 150)"
     )
-    parser.add_argument("--resumed", type=_count, default=50, help="after the resume (default: 50)")
+    parser.add_argument("--resumed", type=count, default=50, help="after the resume (default: 50)")
     return parser
 
 
@@ -345,12 +337,6 @@ def main(argv: Sequence[str]) -> int:
             evidence=f"what it had made is in {arguments.out}",
             next="run the same command again: it begins anew",
         )
-        ended.exit_code = 128 + number_of(interrupt)
+        ended.exit_code = 128 + endings.number_of(interrupt)
         raise ended from None
     return 0
-
-
-def _count(text: str) -> int:
-    if not text.strip().isdecimal() or not 1 <= int(text[:20]) <= _MOST:
-        raise argparse.ArgumentTypeError(f"must be a number from 1 to {_MOST}, not {text[:40]!r}")
-    return int(text)

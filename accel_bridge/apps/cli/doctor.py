@@ -35,7 +35,6 @@ def exit_status(results: Sequence[Result]) -> int:
 
 
 def as_json(results: Sequence[Result]) -> dict[str, object]:
-    """The examination as a JSON document."""
     return {
         "verdict": _worst(results).value,
         "would_fail": _count(results, Verdict.FAILS),

@@ -7,10 +7,9 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from accel_bridge import __version__
 from accel_bridge.apps._imports import SECONDS, try_imports
@@ -22,7 +21,6 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
-from accel_bridge.bridge.selection import Selection
 from accel_bridge.device.backend import Backend
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.libraries import Origin
@@ -31,29 +29,12 @@ from accel_bridge.process.log import say
 from accel_bridge.process.parser import Parser, seconds
 
 #: Distributions whose versions decide what works.
-PACKAGES: Final = (
-    "torch",
-    "triton",
-    "megatron-core",
-    "torch-npu",
-    "mindspeed",
-    "transformer-engine",
-    "apex",
-    "liger-kernel",
-    "flash-attn",
-    "numpy",
-    "pluggy",
-    "packaging",
-    "rich",
-    "matplotlib",
-    "tokenizers",
-    "tiktoken",
-    "gigatoken",
-    "sentencepiece",
-    "orjson",
-    "pyarrow",
-    "zstandard",
-    "ray",
+PACKAGES: Final = tuple(
+    """
+torch triton megatron-core torch-npu mindspeed transformer-engine apex liger-kernel flash-attn numpy
+pluggy packaging rich matplotlib tokenizers tiktoken gigatoken sentencepiece orjson pyarrow
+zstandard ray
+""".split()
 )
 #: What is imported when its distribution is installed. Not mindspeed: it parses sys.argv and
 #: changes torch when it is imported.
@@ -72,76 +53,7 @@ _RELEVANT: Final = re.compile(
 _SECRET: Final = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|KEY")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One ``ACCEL_BRIDGE_*`` variable.
-
-    :param value: what it holds, or None when it is not set.
-    :param error: why that value means nothing, or None.
-    """
-
-    name: str
-    value: str | None
-    default: str
-    values: str
-    help: str
-    error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What ``env`` found.
-
-    :param packages: version of each distribution in :data:`PACKAGES`; None: not installed.
-    :param imports: ``ok`` or the error, by module.
-    :param hardware: plugins, probes and selection, or the error that prevents them.
-    :param libraries: real, shim or absent, or the error that prevents to say.
-    :param environment: variables of other software, secrets left out.
-    :param explained: what the selected backend says of them.
-    """
-
-    python: str
-    executable: str
-    platform: str
-    processors: int | None
-    packages: dict[str, str | None]
-    imports: dict[str, str]
-    hardware: backends.Survey | BridgeError
-    libraries: libraries.Libraries | BridgeError
-    settings: tuple[Setting, ...]
-    unknown_settings: tuple[str, ...]
-    environment: dict[str, str]
-    explained: dict[str, str]
-
-    def as_json(self) -> dict[str, object]:
-        """The report as a JSON document."""
-        return {
-            "accel_bridge": __version__,
-            "python": self.python,
-            "executable": self.executable,
-            "platform": self.platform,
-            "processors": self.processors,
-            "packages": self.packages,
-            "imports": self.imports,
-            "hardware": self._hardware_as_json(),
-            "libraries": libraries.report(self.libraries),
-            "settings": {setting.name: asdict(setting) for setting in self.settings},
-            "unknown_settings": list(self.unknown_settings),
-            "environment": self.environment,
-            "environment_explained": self.explained,
-        }
-
-    def _hardware_as_json(self) -> dict[str, object]:
-        if isinstance(self.hardware, BridgeError):
-            return {"error": str(self.hardware)}
-        selected = self.hardware.selected
-        return {
-            **backends.report(self.hardware),
-            "error": str(selected) if isinstance(selected, BridgeError) else None,
-            "versions": {
-                probed.backend.name: _versions(probed.backend) for probed in self.hardware.probes
-            },
-        }
+Found = TypeVar("Found")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -165,12 +77,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what this machine has."""
     arguments = _parser().parse_args(argv)
     with only_stderr():
         report = look(with_imports=not arguments.no_imports, seconds=arguments.wait)
     if arguments.json:
-        print_json(report.as_json)
+        print_json(lambda: report)
     else:
         _print(report)
     return 0
@@ -181,35 +92,54 @@ def look(
     *,
     with_imports: bool = True,
     seconds: float = SECONDS,
-) -> Report:
-    """Look at everything; raises nothing for what is broken.
+) -> dict[str, Any]:
+    """Look at everything, as a JSON document; raises nothing for what is broken.
 
     :param seconds: that all imports together may take.
     """
     packages = installed_versions()
-    settings = _settings(environ)
-    hardware = _survey(settings)
+    settings = _or_error(lambda: Settings.from_environ(environ))
+    if isinstance(settings, BridgeError):
+        settings = Settings()  # the wrong value is shown in the table of settings
+    hardware = _or_error(lambda: backends.survey(settings))
+    found = _or_error(lambda: _libraries(settings, hardware))
     declared = () if isinstance(hardware, BridgeError) else hardware.plugins.variables()
     explained = _explained(hardware, environ)
-    found = _libraries(settings, hardware)
-    imports = _replaced(found) if with_imports else {}
-    modules = [IMPORTS[name] for name in IMPORTS if packages[name]] if with_imports else []
-    modules = [module for module in modules if module not in imports]
-    tried = try_imports(modules, seconds, say)
-    return Report(
-        python=f"{platform.python_implementation()} {platform.python_version()}",
-        executable=sys.executable,
-        platform=platform.platform(),
-        processors=os.cpu_count(),
-        packages=packages,
-        imports={result.module: result.detail or "ok" for result in tried} | imports,
-        hardware=hardware,
-        libraries=found,
-        settings=tuple(_setting(variable, environ) for variable in (*VARIABLES, *declared)),
-        unknown_settings=unknown_variables(declared, environ),
-        environment=relevant_variables(environ, explained),
-        explained=explained,
-    )
+    imports = {}
+    if with_imports:
+        if not isinstance(found, BridgeError):  # what no program here imports as it is
+            imports = {
+                one.library.name: f"{one.origin.value} by accel_bridge"
+                for one in found.resolutions
+                if one.origin is Origin.COMPLETED
+            }
+        modules = [module for name, module in IMPORTS.items() if packages[name]]
+        tried = try_imports([one for one in modules if one not in imports], seconds, say)
+        imports = {result.module: result.detail or "ok" for result in tried} | imports
+    return {
+        "accel_bridge": __version__,
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "executable": sys.executable,
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "packages": packages,
+        "imports": imports,
+        "hardware": _hardware(hardware),
+        "libraries": libraries.report(found),
+        "settings": {
+            variable.name: _setting(variable, environ) for variable in (*VARIABLES, *declared)
+        },
+        "unknown_settings": list(unknown_variables(declared, environ)),
+        "environment": relevant_variables(environ, explained),
+        "environment_explained": explained,
+    }
+
+
+def _or_error(look: Callable[[], Found]) -> Found | BridgeError:
+    try:
+        return look()
+    except BridgeError as error:
+        return error
 
 
 def installed_versions() -> dict[str, str | None]:
@@ -234,69 +164,38 @@ def relevant_variables(environ: Mapping[str, str], also: Container[str] = ()) ->
     }
 
 
-def _settings(environ: Mapping[str, str]) -> Settings:
-    """A wrong ``ACCEL_BRIDGE_*`` value is shown in the table of settings; the defaults go on."""
-    try:
-        return Settings.from_environ(environ)
-    except BridgeError:
-        return Settings()
-
-
-def _survey(settings: Settings) -> backends.Survey | BridgeError:
-    """What ``accel-bridge backends`` finds."""
-    try:
-        return backends.survey(settings)
-    except BridgeError as error:
-        return error
-
-
-def _libraries(
-    settings: Settings, hardware: backends.Survey | BridgeError
-) -> libraries.Libraries | BridgeError:
-    """What ``accel-bridge libraries`` finds."""
+def _libraries(settings: Settings, hardware: backends.Survey | BridgeError) -> libraries.Libraries:
     if isinstance(hardware, BridgeError):
-        return hardware
+        raise hardware
     if isinstance(hardware.selected, BridgeError):
-        return hardware.selected
-    try:
-        return libraries.look(settings, hardware.plugins, hardware.selected)
-    except BridgeError as error:
-        return error
+        raise hardware.selected
+    return libraries.look(settings, hardware.plugins, hardware.selected)
 
 
-def _replaced(found: libraries.Libraries | BridgeError) -> dict[str, str]:
-    """Installed modules that no program here imports as they are -> what it gets."""
-    if isinstance(found, BridgeError):
-        return {}
+def _setting(variable: Variable[Any], environ: Mapping[str, str]) -> dict[str, str | None]:
+    found = _or_error(lambda: variable.read(environ))
     return {
-        one.library.name: f"{one.origin.value} by accel_bridge"
-        for one in found.resolutions
-        if one.origin is Origin.COMPLETED
+        "name": variable.name,
+        "value": environ.get(variable.name),
+        "default": variable.default,
+        "values": variable.values,
+        "help": variable.help,
+        "error": found.what if isinstance(found, BridgeError) else None,
     }
 
 
-def _setting(variable: Variable[Any], environ: Mapping[str, str]) -> Setting:
-    error = None
-    try:
-        variable.read(environ)
-    except BridgeError as problem:
-        error = problem.what
-    return Setting(
-        variable.name,
-        environ.get(variable.name),
-        variable.default,
-        variable.values,
-        variable.help,
-        error,
-    )
-
-
-def _versions(backend: Backend) -> dict[str, str]:
-    """The backend's versions; a third party's backend may break its promise not to raise."""
-    try:
-        return {str(name): str(value) for name, value in backend.versions().items()}
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+def _hardware(hardware: backends.Survey | BridgeError) -> dict[str, Any]:
+    """Probes, selection and versions, or the error that prevents them."""
+    if isinstance(hardware, BridgeError):
+        return {"error": str(hardware)}
+    selected = hardware.selected
+    return {
+        **backends.report(hardware),
+        "error": str(selected) if isinstance(selected, BridgeError) else None,
+        "versions": {
+            probed.backend.name: _facts(probed.backend.versions) for probed in hardware.probes
+        },
+    }
 
 
 def _explained(
@@ -305,71 +204,60 @@ def _explained(
     """What the selected backend says of its software's variables."""
     if isinstance(hardware, BridgeError) or isinstance(hardware.selected, BridgeError):
         return {}
+    chosen: Backend = hardware.selected.chosen
+    return _facts(lambda: chosen.explain(environ))
+
+
+def _facts(ask: Callable[[], Mapping[str, str]]) -> dict[str, str]:
+    """What a backend answers; a third party's may break its promise not to raise."""
     try:
-        facts = hardware.selected.chosen.explain(environ)
-        return {str(name): str(value) for name, value in facts.items()}
+        return {str(name): str(value) for name, value in ask().items()}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def _print(report: Report) -> None:
+def _print(report: dict[str, Any]) -> None:
     rows = [
         ["accel_bridge", __version__],
-        ["python", f"{report.python}  {report.executable}"],
-        ["platform", f"{report.platform}, {report.processors} processors"],
+        ["python", f"{report['python']}  {report['executable']}"],
+        ["platform", f"{report['platform']}, {report['processors']} processors"],
     ]
     print_table(["", ""], rows)
     print_heading("Packages")
-    print_table(
-        ["package", "version", "import"],
-        [
-            [name, found or "not installed", report.imports.get(IMPORTS.get(name, ""), "")]
-            for name, found in report.packages.items()
-        ],
-    )
+    imports = report["imports"]
+    rows = [
+        [name, found or "not installed", imports.get(IMPORTS.get(name, ""), "")]
+        for name, found in report["packages"].items()
+    ]
+    print_table(["package", "version", "import"], rows)
     print_heading("Hardware")
-    _print_hardware(report.hardware)
-    print_heading("Libraries")
-    if isinstance(report.libraries, BridgeError):
-        print(report.libraries)
+    hardware = report["hardware"]
+    if "backends" in hardware:
+        backends.print_probes(hardware)
+        for backend, versions in hardware["versions"].items():
+            for name, found in versions.items():
+                print(printable(f"{backend} {name}: {found}"))
+        why = hardware["error"] or hardware["chosen"]["why"]
+        print(f"\nchosen: {printable(why, keep=chr(10))}")
     else:
-        libraries.print_libraries(report.libraries)
+        print(hardware["error"])
+    print_heading("Libraries")
+    libraries.print_libraries(report["libraries"])
     print_heading("Settings")
-    print_table(
-        ["variable", "value", "default", "takes", "what it does"],
+    rows = [
         [
-            [
-                setting.name,
-                "(not set)" if setting.value is None else setting.value,
-                setting.default,
-                setting.values,
-                f"WRONG: {setting.error}" if setting.error else setting.help,
-            ]
-            for setting in report.settings
-        ],
-    )
-    for line in report.unknown_settings:
+            one["name"],
+            "(not set)" if one["value"] is None else one["value"],
+            one["default"],
+            one["values"],
+            f"WRONG: {one['error']}" if one["error"] else one["help"],
+        ]
+        for one in report["settings"].values()
+    ]
+    print_table(["variable", "value", "default", "takes", "what it does"], rows)
+    for line in report["unknown_settings"]:
         print(printable(f"warning: {line}"))
     print_heading("Environment")
-    print_table(
-        ["variable", "value", ""],
-        [
-            [name, value, report.explained.get(name, "")]
-            for name, value in report.environment.items()
-        ],
-    )
-
-
-def _print_hardware(hardware: backends.Survey | BridgeError) -> None:
-    if isinstance(hardware, BridgeError):
-        print(hardware)
-        return
-    backends.print_probes(hardware.probes)
-    for probed in hardware.probes:
-        for name, found in _versions(probed.backend).items():
-            print(printable(f"{probed.backend.name} {name}: {found}"))
-    for failed in hardware.plugins.failed:
-        print(printable(str(failed)))
-    selected = hardware.selected
-    why = selected.why if isinstance(selected, Selection) else str(selected)
-    print(f"\nchosen: {printable(why, keep=chr(10))}")
+    explained = report["environment_explained"]
+    rows = [[name, value, explained.get(name, "")] for name, value in report["environment"].items()]
+    print_table(["variable", "value", ""], rows)

@@ -18,7 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,20 +73,6 @@ class Machine:
     def real(self) -> bool:
         """Whether speed on it means anything."""
         return self.backend != "cpu" and "EMULATED" not in self.title
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of a step.
-
-    :param verdict: ``passed``, ``failed`` or ``out of time``.
-    :param evidence: the last lines it printed.
-    """
-
-    name: str
-    verdict: str
-    seconds: float
-    evidence: list[str]
 
 
 def look(requested: str | None, environ: Mapping[str, str] = os.environ) -> Machine:
@@ -170,8 +156,11 @@ def speeds(machine: Machine, directory: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def run(machine: Machine, directory: Path, total: float = TOTAL) -> Iterator[Result]:
-    """Every step, one after the other; its output is ``NAME.log`` in ``directory``."""
+def run(machine: Machine, directory: Path, total: float = TOTAL) -> Iterator[dict[str, Any]]:
+    """Every step, one after the other; its output is ``NAME.log`` in ``directory``.
+
+    What became of it: ``passed``, ``failed`` or ``out of time``, and the last lines it printed.
+    """
     until = time.monotonic() + total
     for name, limit, argv, backend in steps(machine):
         command = [sys.executable, "-m", "accel_bridge", *argv]
@@ -198,11 +187,11 @@ def run(machine: Machine, directory: Path, total: float = TOTAL) -> Iterator[Res
                 os.killpg(child.pid, signal.SIGTERM)
                 raise
         tail = log.read_text(errors="replace").splitlines()[-_LINES:]
-        yield Result(name, verdict, time.monotonic() - began, tail)
+        took = time.monotonic() - began
+        yield {"name": name, "verdict": verdict, "seconds": took, "evidence": tail}
 
 
 def as_text(document: dict[str, Any]) -> str:
-    """The report in words."""
     lines = [
         f"accel_bridge {document['accel_bridge']}, first run on {document['title']}, "
         f"{document['devices']} device(s)",
@@ -230,7 +219,7 @@ def as_text(document: dict[str, Any]) -> str:
 def _left(directory: Path, name: str) -> Any:
     """A file of JSON that a step left, or nothing."""
     path = directory / name
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def pack(document: dict[str, Any], directory: Path) -> bytes:
@@ -274,15 +263,15 @@ def main(argv: Sequence[str]) -> int:
     arguments = _parser().parse_args(argv)
     recording.check_zstd()
     check_output(arguments.out, option="--out", made=holds(MARK.encode()))
-    results = []
     with only_stderr(), tempfile.TemporaryDirectory(prefix="accel-bridge-first-run-") as name:
-        machine, directory = look(arguments.backend), Path(name)
+        machine, directory, steps = look(arguments.backend), Path(name), []
         print(f"first run on {machine.title}: up to ten minutes", file=sys.stderr, flush=True)
         for one in run(machine, directory):
-            results.append(one)
-            line = f"{one.name}: {one.verdict} ({one.seconds:.0f} s)"
+            steps.append(one)
+            line = f"{one['name']}: {one['verdict']} ({one['seconds']:.0f} s)"
             print(printable(line), file=sys.stderr, flush=True)
-        failed = [one for one in results if one.verdict != "passed"]
+        failed = [one for one in steps if one["verdict"] != "passed"]
+        calls = _left(directory, "limits.json").get("calls", [])
         document = {
             "accel_bridge": __version__,
             "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -292,14 +281,10 @@ def main(argv: Sequence[str]) -> int:
             "devices": machine.devices,
             "speed_means_something": machine.real,
             "passed": not failed,
-            "steps": [asdict(one) for one in results],
+            "steps": steps,
             "speed": speeds(machine, directory),
-            "kernels": _left(directory, "kernels.json"),
-            "contradicted": [
-                row
-                for row in dict(_left(directory, "limits.json")).get("calls", [])
-                if row["contradicts"]
-            ],
+            "kernels": _left(directory, "kernels.json") or [],
+            "contradicted": [row for row in calls if row["contradicts"]],
         }
         write_output(arguments.out, pack(document, directory), option="--out")
     if arguments.json:
@@ -309,9 +294,9 @@ def main(argv: Sequence[str]) -> int:
         print(f"please send this file back: {arguments.out}")
     if failed:
         raise StepsFailed(
-            f"{len(failed)} of {len(results)} steps of the first run failed: "
-            f"{', '.join(one.name for one in failed)}",
-            evidence=[f"{one.name}: {(one.evidence or [one.verdict])[-1]}" for one in failed],
+            f"{len(failed)} of {len(steps)} steps of the first run failed: "
+            f"{', '.join(one['name'] for one in failed)}",
+            evidence=[f"{one['name']}: {(one['evidence'] or ['no output'])[-1]}" for one in failed],
             next=f"send {arguments.out} back all the same; it holds each step's log",
         )
     return 0

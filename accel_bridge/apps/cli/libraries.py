@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -52,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @ending_at_once()
 def main(argv: Sequence[str]) -> int:
-    """Print the resolution of every library."""
     arguments = _parser().parse_args(argv)
     with only_stderr():
         settings = Settings.from_environ(os.environ)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         print_json(lambda: report(found))
     else:
-        print_libraries(found)
+        print_libraries(report(found))
     return 0
 
 
@@ -89,8 +89,7 @@ def look(settings: Settings, plugins: Plugins, selection: Selection) -> Librarie
     return Libraries(backend.name, adaptor, tuple(resolutions))
 
 
-def report(found: Libraries | BridgeError) -> dict[str, object]:
-    """The libraries as a JSON document."""
+def report(found: Libraries | BridgeError) -> dict[str, Any]:
     if isinstance(found, BridgeError):
         return {"error": str(found)}
     rows = [
@@ -108,10 +107,13 @@ def report(found: Libraries | BridgeError) -> dict[str, object]:
     return {"backend": found.backend, "adaptor": found.adaptor, "libraries": rows}
 
 
-def print_libraries(found: Libraries) -> None:
-    """The libraries as a table."""
+def print_libraries(report: dict[str, Any]) -> None:
+    """The libraries as a table, or the error that prevents to say."""
+    if "error" in report:
+        print(report["error"])
+        return
     rows = [
-        [one.library.name, one.origin.value, one.version or "-", one.why]
-        for one in found.resolutions
+        [one["name"], one["origin"], one["version"] or "-", one["why"]]
+        for one in report["libraries"]
     ]
-    print_table(["library", f"on {found.backend}", "version", "why"], rows)
+    print_table(["library", f"on {report['backend']}", "version", "why"], rows)

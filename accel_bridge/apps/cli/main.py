@@ -65,26 +65,16 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _dispatch(list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()
-    except BridgeError as error:
+    except (BridgeError, OSError, MemoryError) as error:
         if is_debug():
             tell(printable(traceback.format_exc(), keep="\n\t"))
-        return report(error)
-    except OSError as error:
         # A directory that was removed, a file that nobody may read: what was asked for names it.
-        if is_debug():
-            tell(printable(traceback.format_exc(), keep="\n\t"))
-        if (explained := of_uncaught(error)) is not None:
-            return report(explained)
         refused = BridgeError(
             "The operating system refused what this command needs.",
             evidence=f"{type(error).__name__}: {error}",
             next="fix what the evidence names; ACCEL_BRIDGE_LOG=debug shows the traceback",
         )
-        return report(refused)
-    except MemoryError as error:
-        explained = of_uncaught(error)
-        assert explained is not None
-        return report(explained)
+        return report(of_uncaught(error) or refused)
     except ReaderGone:  # `| head`
         return READER_GONE
     except KeyboardInterrupt as interrupt:

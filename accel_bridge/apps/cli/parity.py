@@ -26,7 +26,7 @@ from accel_bridge.process.outputs import check_output, holds, write_output
 from accel_bridge.process.parser import Parser, positive
 
 if TYPE_CHECKING:
-    from accel_bridge.apps.parity import KernelReport
+    from accel_bridge.apps.parity._run import KernelReport
 
 #: Without it torch loads every installed device plugin, wanted or not, broken or not.
 _AUTOLOAD: Final = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -79,7 +79,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the subcommand."""
     arguments = parity_record.with_argv(_parser().parse_args, argv)
     if arguments.parity_command in _TRAINING:
         return _TRAINING[arguments.parity_command](arguments)
@@ -94,11 +93,11 @@ def _run_kernels(arguments: argparse.Namespace) -> int:
         check_output(arguments.html, option="--html", made=holds(_MARK))
     report = _check_kernels(arguments)
     if arguments.html is not None:
-        from accel_bridge.apps.parity import as_html
+        from accel_bridge.apps.parity._report import as_html
 
         write_output(arguments.html, as_html(report).encode(), option="--html")
     if arguments.json:
-        from accel_bridge.apps.parity import as_json
+        from accel_bridge.apps.parity._report import as_json
 
         print_json(lambda: as_json(report))
     else:
@@ -137,13 +136,13 @@ def _chosen(arguments: argparse.Namespace) -> tuple[Backend, str]:
 def _check_kernels(arguments: argparse.Namespace) -> KernelReport:
     with only_stderr():
         backend, why = _chosen(arguments)
-        from accel_bridge.apps.parity import check_backend
+        from accel_bridge.apps.parity._run import check_backend
 
         return check_backend(backend, why, arguments.kernel, arguments.jobs)
 
 
 def _print(report: KernelReport) -> None:
-    from accel_bridge.apps.parity import COLUMNS, RULE, SUMMARY_COLUMNS, cells, summary
+    from accel_bridge.apps.parity._report import COLUMNS, RULE, SUMMARY_COLUMNS, cells, summary
 
     print_table(COLUMNS, [cells(row) for row in report.worst_first])
     print_heading("Kernels")

@@ -20,6 +20,7 @@ from accel_bridge.apps.cli._output import (
     print_json,
     print_table,
 )
+from accel_bridge.apps.comparison import report
 from accel_bridge.apps.logprobs import LogprobsError, Prompt
 from accel_bridge.bridge.selection import select_here
 from accel_bridge.errors import BridgeError, printable
@@ -29,11 +30,10 @@ from accel_bridge.process.parser import Parser, amount
 from accel_bridge.recording import Capsule, read_capsule
 
 #: Stands in the head of every picture and page.
-_REPORT_MARK: Final = comparison.MADE_BY.encode()
+_REPORT_MARK: Final = report.MADE_BY.encode()
 
 
 def add_compare(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "compare",
         help="two recordings side by side, with a verdict",
@@ -65,29 +65,29 @@ def run_compare(arguments: argparse.Namespace) -> int:
         third,
         (str(arguments.a), str(arguments.b), str(arguments.third)),
     )
-    picture = comparison.draw(found) if any(outputs.values()) else None
+    picture = report.draw(found) if any(outputs.values()) else None
     if arguments.png is not None:
         assert picture is not None
         write_output(arguments.png, picture, option="--png")
     if arguments.html is not None:
-        page = comparison.as_html(found, picture).encode(errors="backslashreplace")
+        page = report.as_html(found, picture).encode(errors="backslashreplace")
         write_output(arguments.html, page, option="--html")
     if arguments.json:
-        print_json(lambda: comparison.as_json(found))
+        print_json(lambda: report.as_json(found))
     else:
         _print_comparison(found)
     return 0 if found.passed else 1
 
 
 def _print_comparison(found: comparison.Comparison) -> None:
-    print_table(("", ""), [list(line) for line in comparison.facts(found)])
+    print_table(("", ""), [list(line) for line in report.facts(found)])
     print_heading("Steps")
-    print_table(comparison.STEP_COLUMNS, comparison.step_cells(found))
+    print_table(report.STEP_COLUMNS, report.step_cells(found))
     if found.departures:
         print_heading("First tensors beyond the rule")
-        print_table(comparison.DEPARTURE_COLUMNS, comparison.departure_cells(found))
+        print_table(report.DEPARTURE_COLUMNS, report.departure_cells(found))
     print()
-    for line in comparison.verdict(found):
+    for line in report.verdict(found):
         print(printable(line))
 
 
@@ -100,7 +100,6 @@ def _check_outputs(outputs: dict[str, Path | None], inputs: list[Path]) -> None:
 
 
 def add_replay(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "replay",
         help="the first operator of a capsule that departs from float64, or from another capsule",
@@ -117,12 +116,6 @@ def add_replay(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="NAME",
         help="judge this backend's kernels on the recorded inputs, instead of what was recorded",
     )
-    parser.add_argument(
-        "--precision",
-        choices=("float64", "float32"),
-        default="float64",
-        help="of the reference (default: %(default)s)",
-    )
     add_json_flag(parser)
 
 
@@ -138,13 +131,11 @@ def run_replay(arguments: argparse.Namespace) -> int:
         )
     with only_stderr():
         import_torch()
-        import torch
-
         from accel_bridge.apps.capsules import replayed
 
         if b is None:
             kernels = _kernels(arguments.backend)
-            judgement = replayed.judge(a, getattr(torch, arguments.precision), kernels)
+            judgement = replayed.judge(a, kernels)
             document = replayed.as_json(a, judgement)
             whose = "as recorded" if kernels is None else f"backend {arguments.backend}, here"
             lines = replayed.lines_of_one(a, judgement, whose)
@@ -182,7 +173,6 @@ _COLUMNS: Final = ("prompt", "tokens", "mean", "largest", "perplexity A", "B", "
 
 
 def add_logprobs(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "logprobs",
         help="log-probabilities of the same tokens by Megatron, Transformers, vLLM, SGLang",

@@ -22,7 +22,7 @@ from accel_bridge.apps import comparison
 from accel_bridge.apps.capsules import FirstBit, Place, choose, first_bit
 from accel_bridge.errors import BridgeError, printable
 from accel_bridge.process import launch
-from accel_bridge.process.endings import held
+from accel_bridge.process.endings import ending, held
 from accel_bridge.process.extras import import_torch
 from accel_bridge.process.outputs import check_output
 from accel_bridge.process.parser import Parser, parted, positive
@@ -52,21 +52,12 @@ def run_child(command: Sequence[str]) -> int:
     """
     with held():
         child = subprocess.Popen(command, preexec_fn=be_killed_with_parent)
-    try:
+    # A terminal sends SIGINT to both; `kill` sends it to one.
+    with ending(child, signal.SIGINT, GRACE):
         return child.wait()
-    except BaseException:
-        # A terminal sends SIGINT to both; `kill` sends it to one.
-        child.send_signal(signal.SIGINT)
-        try:
-            child.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-        raise
 
 
 def add_record(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "record",
         help="train some steps and write their numbers to a small file",
@@ -85,15 +76,6 @@ def add_record(commands: argparse._SubParsersAction[Parser]) -> None:
         type=positive,
         default=EVERY,
         help="measure modules at steps 1 and 2 and at every multiple of N (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--capsule",
-        metavar="NAME",
-        default="",
-        help="also keep every operator of the module NAME, in FILE with the suffix .capsule",
-    )
-    parser.add_argument(
-        "--step", metavar="N", type=positive, default=1, help="of the capsule (default: 1)"
     )
     parser.add_argument(
         "--limits",
@@ -121,17 +103,7 @@ def run_record(arguments: argparse.Namespace) -> int:
     check_zstd()
     out = arguments.out.absolute()
     check_output(out, option="--out", made=(MAGIC,))
-    capsule = out.with_suffix(".capsule")
-    if arguments.capsule:
-        check_output(capsule, option="--capsule", made=(CAPSULE_MAGIC,), inputs=[out])
-    plan = Plan(
-        out=str(out),
-        every=arguments.every,
-        capsule=arguments.capsule,
-        capsule_step=arguments.step,
-        capsule_out=str(capsule),
-    )
-    train(plan, out, arguments)
+    train(Plan(out=str(out), every=arguments.every), out, arguments)
     if arguments.limits:
         _measure_limits(out, arguments)
     return 0
@@ -182,7 +154,6 @@ def _is_new(path: Path, began: float) -> bool:
 
 
 def add_capsule(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "capsule",
         help="every operator of the module at which two recordings part, in a file",
@@ -256,7 +227,6 @@ def _place(files: list[Path], module: str | None, step: int | None) -> Place:
 
 
 def add_repeat(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Declare the subcommand."""
     parser = commands.add_parser(
         "repeat",
         help="the same run twice: equal bit for bit, or the first operator that is not",

@@ -10,9 +10,9 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
@@ -45,24 +45,6 @@ from accel_bridge.process.environment import Settings, did_you_mean
 from accel_bridge.process.log import warn
 from accel_bridge.process.parser import Parser
 from accel_bridge.run import run as run_script
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What is shown of one patch."""
-
-    id: str
-    state: str
-    reason: str
-    target: str
-    kind: str
-    why: str
-    upstream: str
-    removed_when: str
-    loses: str
-    requires: str | None
-    aliases: tuple[str, ...]
-    error: str
 
 
 class BrokenFramework(BridgeError):
@@ -133,14 +115,9 @@ def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
         broken = import_targets(bridge)
         rows = patch_rows(bridge)
     if arguments.json:
-        chosen = bridge.selection.chosen.name
-        print_json(lambda: {"backend": chosen, "patches": rows_as_dicts(rows)})
+        print_json(lambda: {"backend": bridge.selection.chosen.name, "patches": rows})
     else:
-        table = [
-            [row.id, row.state, row.target, _explanation(row.state, row.reason, row.why)]
-            for row in rows
-        ]
-        print_table(["patch", "state", "target", "reason, or why it exists"], table)
+        _print(rows)
     if broken:
         raise BrokenFramework(
             f"{len(broken)} modules that patches change are here and cannot be imported.",
@@ -148,7 +125,20 @@ def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
             next=f"{sys.executable} -c 'import {broken[0].partition(':')[0]}' shows the first "
             "alone; fix what it names, or reinstall its package",
         )
-    return 1 if any(row.state == State.FAILED.value for row in rows) else status
+    return 1 if any(row["state"] == State.FAILED.value for row in rows) else status
+
+
+def _print(rows: Iterable[dict[str, Any]]) -> None:
+    """The patches, with why each is not in place, or why it exists."""
+    in_place = (State.APPLIED.value, State.REACHED.value)
+    table = [
+        [
+            *(row[name] for name in ("id", "state", "target")),
+            row["why"] if row["state"] in in_place else row["reason"] or row["why"],
+        ]
+        for row in rows
+    ]
+    print_table(["patch", "state", "target", "reason, or why it exists"], table)
 
 
 def _show_last(arguments: argparse.Namespace, script: list[str]) -> int:
@@ -160,20 +150,12 @@ def _show_last(arguments: argparse.Namespace, script: list[str]) -> int:
             next="leave out one of the two",
         )
     document = last_run.read()
-    rows: list[dict[str, str]] = document["patches"]
     if arguments.json:
         print_json(lambda: document)
     else:
         print(printable(f"{document['command']}, ended {document['ended']}\n", keep="\n"))
-        table = [
-            [
-                *(row[name] for name in ("id", "state", "target")),
-                _explanation(row["state"], row["reason"], row["why"]),
-            ]
-            for row in rows
-        ]
-        print_table(["patch", "state", "target", "reason, or why it exists"], table)
-    return 1 if any(row["state"] == State.FAILED.value for row in rows) else 0
+        _print(document["patches"])
+    return int(any(row["state"] == State.FAILED.value for row in document["patches"]))
 
 
 def _run_against(arguments: argparse.Namespace) -> int:
@@ -292,7 +274,6 @@ def _versions_at(path: Path, plugins: Plugins) -> dict[str, str | None]:
 
 
 def _run_script(argv: list[str]) -> int:
-    """Run a script to its end; its exit status."""
     try:
         run_script(argv)
     except SystemExit as end:
@@ -334,33 +315,18 @@ def import_targets(bridge: Bridge) -> list[str]:
     return failed
 
 
-def patch_rows(bridge: Bridge) -> list[Row]:
-    """One row for each patch."""
+def patch_rows(bridge: Bridge) -> list[dict[str, Any]]:
+    """What is shown of each patch."""
+    of_patch = ("target", "why", "upstream", "removed_when", "loses", "requires")
     return [
-        Row(
-            id=status.patch.id,
-            state=status.state.value,
-            reason=status.reason,
-            target=status.patch.target,
-            kind=status.patch.kind.value,
-            why=status.patch.why,
-            upstream=status.patch.upstream,
-            removed_when=status.patch.removed_when,
-            loses=status.patch.loses,
-            requires=status.patch.requires,
-            aliases=status.aliases,
-            error=status.error,
-        )
+        {
+            "id": status.patch.id,
+            "state": status.state.value,
+            "reason": status.reason,
+            "kind": status.patch.kind.value,
+            **{name: getattr(status.patch, name) for name in of_patch},
+            "aliases": status.aliases,
+            "error": status.error,
+        }
         for status in bridge.statuses
     ]
-
-
-def rows_as_dicts(rows: list[Row]) -> list[dict[str, object]]:
-    """The rows as JSON objects."""
-    return [{name: getattr(row, name) for name in row.__slots__} for row in rows]
-
-
-def _explanation(state: str, reason: str, why: str) -> str:
-    """Why the patch is not in place, or why it exists."""
-    in_place = state in (State.APPLIED.value, State.REACHED.value)
-    return why if in_place else reason or why

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -17,8 +15,6 @@ from accel_bridge.process.parser import Parser, positive
 
 #: Stands in the head of every picture and page.
 _MARK: Final = plot.MADE_BY.encode()
-#: Columns where no terminal says how many there are.
-_WIDTH: Final = 78
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,7 +53,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read, draw and print."""
     arguments = _parser().parse_args(argv)
     paths: list[Path] = arguments.runs
     taken = [path for path in paths if path.is_file()]
@@ -86,7 +81,9 @@ def main(argv: Sequence[str]) -> int:
     elif sides:
         print_table(plot.pair_columns(sides), plot.pair_rows(runs, named, over))
     else:
-        _print(runs, over)
+        print_table(plot.columns(runs), plot.rows(runs, over))
+        for line in plot.notes(runs, over):
+            print(printable(line))
     return 0
 
 
@@ -128,18 +125,3 @@ def _shortened(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
         parts = [one[:-1] for one in parts]
     short = ["/".join(one) for one in parts]
     return [name or one for name, one in zip(names, short, strict=True)]
-
-
-def _print(runs: Sequence[plot.Run], over: int) -> None:
-    width = shutil.get_terminal_size((_WIDTH, 24)).columns if sys.stdout.isatty() else _WIDTH
-    columns, rows = plot.columns(runs), plot.rows(runs, over)
-    widths = [max(map(len, cells)) + 2 for cells in zip(columns, *rows, strict=True)]
-    if sys.stdout.isatty() and sum(widths) > width:
-        for row in rows:  # a table would break every cell
-            for name, cell in zip(columns, row, strict=True):
-                print(f"{name or 'run'}: {printable(cell)}")
-            print()
-    else:
-        print_table(columns, rows)
-    for line in plot.notes(runs, over):
-        print(printable(line))

@@ -36,7 +36,6 @@ def _parser() -> argparse.ArgumentParser:
 
 @ending_at_once()
 def main(argv: Sequence[str]) -> int:
-    """Print loaded and failed plugins."""
     arguments = _parser().parse_args(argv)
     with only_stderr():
         plugins = load_plugins(Settings.from_environ(os.environ).plugins)
@@ -70,7 +69,6 @@ def _print(plugins: Plugins) -> None:
 
 
 def report(plugins: Plugins) -> dict[str, object]:
-    """The plugins as a JSON document."""
     return {
         "loaded": [
             {**asdict(plugin), "hooks": sorted(hooks_of(plugins, plugin.name))}

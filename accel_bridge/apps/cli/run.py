@@ -46,7 +46,7 @@ _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*=")
 class CommandError(BridgeError):
     """The command cannot be started. Its exit statuses are those of shells."""
 
-    def __init__(self, what: str, *, evidence: str, next: str, exit_code: int) -> None:
+    def __init__(self, what: str, evidence: str, next: str, exit_code: int = 127) -> None:
         super().__init__(what, evidence=evidence, next=next)
         self.exit_code = exit_code
 
@@ -148,9 +148,9 @@ def _become(argv: list[str], environ: dict[str, str], at_end: Callable[[], None]
             advice = f"install the interpreter that the first line of {program} names"
         raise CommandError(
             f"{argv[0]!r} cannot be started.",
-            evidence=f"{program}: {error.strerror}",
-            next=advice,
-            exit_code=126,
+            f"{program}: {error.strerror}",
+            advice,
+            126,
         ) from error
 
 
@@ -159,53 +159,45 @@ def _not_found(argv: list[str]) -> CommandError:
     name, path = argv[0], Path(argv[0])
     rest = shlex.join(argv)
     if path.is_dir():
-        return CommandError(
-            f"{name!r} is a directory.",
-            evidence=str(path.absolute()),
-            next="name a program, or a script in it",
-            exit_code=126,
-        )
+        where = str(path.absolute())
+        next = "name a program, or a script in it"
+        return CommandError(f"{name!r} is a directory.", where, next, 126)
     if path.is_file() and os.access(path, os.X_OK):
         return CommandError(
             f"There is no command {name!r}, but there is such a file here.",
-            evidence="like shells, this looks for a word without a slash in PATH alone",
-            next=f"accel-bridge run -- ./{rest}",
-            exit_code=127,
+            "like shells, this looks for a word without a slash in PATH alone",
+            f"accel-bridge run -- ./{rest}",
         )
     if path.is_file():
         return CommandError(
             f"{name!r} is not executable.",
-            evidence=f"the mode of {path.absolute()} is {path.stat().st_mode & 0o777:o}",
-            next=f"accel-bridge run -- bash {rest}   (if it is a shell script), or chmod +x {name}",
-            exit_code=126,
+            f"the mode of {path.absolute()} is {path.stat().st_mode & 0o777:o}",
+            f"accel-bridge run -- bash {rest}   (if it is a shell script), or chmod +x {name}",
+            126,
         )
     if _ASSIGNMENT.match(name):
         return CommandError(
             f"{name!r} is an assignment, not a command.",
-            evidence=f"accel-bridge run {rest}",
-            next=f"put it first: {name} accel-bridge run -- {shlex.join(argv[1:])}",
-            exit_code=127,
+            f"accel-bridge run {rest}",
+            f"put it first: {name} accel-bridge run -- {shlex.join(argv[1:])}",
         )
     if f"BASH_FUNC_{name}%%" in os.environ:
         return CommandError(
             f"{name!r} is a shell function, not a program.",
-            evidence=f"BASH_FUNC_{name}%% is in the environment",
-            next=f"accel-bridge run -- bash -c {shlex.quote(rest)}",
-            exit_code=127,
+            f"BASH_FUNC_{name}%% is in the environment",
+            f"accel-bridge run -- bash -c {shlex.quote(rest)}",
         )
     if len(name.split()) > 1:
         return CommandError(
             f"There is no program whose name is the whole line {name!r}.",
-            evidence=f"it is one word of {len(argv)}, with its spaces: it stood in quotes",
-            next=f"leave the quotes out, or accel-bridge run -- bash -c {shlex.quote(name)}",
-            exit_code=127,
+            f"it is one word of {len(argv)}, with its spaces: it stood in quotes",
+            f"leave the quotes out, or accel-bridge run -- bash -c {shlex.quote(name)}",
         )
     return CommandError(
         f"There is no command or script {name!r}.",
-        evidence=f"looked in {Path.cwd()} and in PATH={os.environ.get('PATH', '')}",
-        next="check the spelling; what only your shell knows (an alias, a function, a built-in) "
+        f"looked in {Path.cwd()} and in PATH={os.environ.get('PATH', '')}",
+        "check the spelling; what only your shell knows (an alias, a function, a built-in) "
         "is started with `accel-bridge run -- bash -ic '...'`",
-        exit_code=127,
     )
 
 

@@ -11,10 +11,9 @@ from typing import Final
 
 from accel_bridge.device.backend import environment_of
 from accel_bridge.errors import BridgeError, EnvironmentVariableError
-from accel_bridge.libraries import LIBRARIES as KNOWN_LIBRARIES
 from accel_bridge.plugins.checks import Check, Finding, Machine, fails, of_error, ok, warning
 from accel_bridge.plugins.manager import load_plugins
-from accel_bridge.process.environment import LIBRARIES, PATCHES, VARIABLES, unknown_variables
+from accel_bridge.process.environment import VARIABLES, unknown_variables
 from accel_bridge.process.ranks import OTHER_LAUNCHERS, check_variables
 
 _SUBJECT: Final = "Environment"
@@ -34,25 +33,6 @@ def _variables(machine: Machine) -> Iterator[Finding]:
             variable.read(machine.environ)
         except EnvironmentVariableError as error:
             yield of_error(error)
-
-
-def _choices(machine: Machine) -> Iterator[Finding]:
-    """Names in the bridge's lists that nothing has."""
-    try:
-        libraries, patches = LIBRARIES.read(machine.environ), PATCHES.read(machine.environ)
-    except EnvironmentVariableError:
-        return  # the check of variables says so
-    lines = list(libraries.unknown(KNOWN_LIBRARIES))
-    if machine.environ.get(PATCHES.name) and machine.backend is not None:
-        known = load_plugins().patches(machine.backend).items
-        lines += patches.unknown({found.item.id for found in known})
-    for line in lines:
-        name = line.partition(":")[0]
-        yield warning(
-            line,
-            f"{name}={machine.environ[name]}",
-            next="accel-bridge libraries; accel-bridge patches   (they list the names)",
-        )
 
 
 def _launcher(machine: Machine) -> Iterator[Finding]:
@@ -187,12 +167,6 @@ CHECKS: Final = (
         _SUBJECT,
         "ACCEL_BRIDGE_* variables that nobody knows, or whose values mean nothing",
         _variables,
-    ),
-    Check(
-        "choices",
-        _SUBJECT,
-        "libraries and patches in ACCEL_BRIDGE_LIBRARIES and _PATCHES that do not exist",
-        _choices,
     ),
     Check(
         "launcher",

@@ -11,10 +11,6 @@ from importlib.metadata import Distribution
 from pathlib import Path
 from typing import Final
 
-from packaging.requirements import InvalidRequirement, Requirement
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.version import InvalidVersion, Version
-
 from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
 from accel_bridge.errors import BridgeError
 from accel_bridge.libraries import Origin, Resolution, decide
@@ -27,17 +23,6 @@ from accel_bridge.process.extras import hidden_by, hiding
 _SUBJECT: Final = "Packages"
 _TORCH: Final = "torch"
 
-#: Distributions on which a training stands: their versions must fit together.
-KEY: Final = frozenset(
-    {
-        *("accel-bridge", "torch", "torchvision", "torchaudio", "triton", "numpy", "torch-npu"),
-        *("megatron-core", "megatron-bridge", "mcore-bridge", "mindspeed", "ms-swift"),
-        *("transformer-engine", "transformer-engine-torch", "apex", "flash-attn"),
-        *("flash-attn-3", "mamba-ssm", "causal-conv1d", "grouped-gemm", "deep-ep"),
-        *("nvidia-resiliency-ext", "nvidia-modelopt", "liger-kernel", "tokenizers"),
-        *("transformers", "triton-ascend", "flash-linear-attention", "emerging-optimizers"),
-    }
-)
 #: Seconds for all imports together.
 _IMPORT_SECONDS: Final = 90.0
 #: Seconds for torch alone, to learn where it stands.
@@ -268,88 +253,6 @@ def _has(distribution: Distribution, *parts: str) -> bool:
     return not files or any(file.startswith(parts) for file in files)
 
 
-def _requirements(machine: Machine) -> Iterator[Finding]:
-    installed: dict[str, str] = {}
-    metadata: dict[str, Distribution] = {}
-    for name, version, distribution in machine.distributions():
-        installed.setdefault(name, version)
-        metadata.setdefault(name, distribution)
-    for name in sorted(KEY & set(metadata)):
-        try:
-            requires = metadata[name].requires or []
-            python = str(metadata[name].metadata.get("Requires-Python") or "")
-        except Exception as error:
-            yield warning(
-                f"the metadata of {name} are damaged",
-                f"{type(error).__name__}: {error}",
-                next=f"pip install --force-reinstall --no-deps {name}",
-            )
-            continue
-        if not _is_for_this_python(python):
-            yield fails(
-                f"{name} {installed[name]} is not for this Python",
-                f"it requires Python {python}; this is {sys.version.split()[0]}",
-                next=f"install {name} in an environment with Python {python}",
-            )
-        for text in requires:
-            if (found := _unmet(text, installed)) is not None:
-                yield warning(
-                    f"{name} {installed[name]} does not fit what is installed: {found}",
-                    f"{name} requires {text}",
-                    next=f'pip install "{text.partition(";")[0].strip()}"',
-                )
-
-
-def _is_for_this_python(specifier: str) -> bool:
-    try:
-        return sys.version.split()[0].rstrip("+") in SpecifierSet(specifier, prereleases=True)
-    except InvalidSpecifier:
-        return True
-
-
-def _unmet(text: str, installed: dict[str, str]) -> str | None:
-    """Why what is installed does not meet a requirement; None where it does.
-
-    A missing one is reported only where nothing of it is optional: an import reports the rest.
-    """
-    try:
-        requirement = Requirement(text)
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
-            return None
-        name = re.sub(r"[-_.]+", "-", requirement.name).lower()
-        if name not in installed:
-            return f"{requirement.name} is not installed" if name in KEY else None
-        found = Version(installed[name])
-    except (InvalidRequirement, InvalidVersion):
-        return None
-    if requirement.specifier.contains(found, prereleases=True):
-        return None
-    return f"{requirement.name} is {found}"
-
-
-def _duplicates(machine: Machine) -> Iterator[Finding]:
-    seen: dict[str, tuple[str, str]] = {}
-    for name, version, distribution in machine.distributions():
-        place = str(getattr(distribution, "_path", ""))
-        if Path(place).name.startswith("~"):
-            yield warning(
-                f"a pip that was interrupted has left {Path(place).name}",
-                place,
-                next=f"rm -r '{place}'",
-            )
-            continue
-        if name not in KEY:
-            continue
-        first, where = seen.setdefault(name, (version, place))
-        if (first, where) != (version, place) and first != version:
-            yield warning(
-                f"{name} is installed twice: {first} is imported, {version} is not",
-                where,
-                place,
-                next=f"pip uninstall {name} until none is left, then install the one you want",
-            )
-
-
 def _plugins(machine: Machine) -> Iterator[Finding]:
     for failed in load_plugins().failed:
         yield warning(
@@ -373,18 +276,6 @@ CHECKS: Final = (
         "compiled libraries without their compiled part, shims in use, an apex that is not "
         "NVIDIA's",
         _libraries,
-    ),
-    Check(
-        "requirements",
-        _SUBJECT,
-        "versions that do not fit together, or not this Python, by the packages' own metadata",
-        _requirements,
-    ),
-    Check(
-        "duplicates",
-        _SUBJECT,
-        "packages that are installed twice, and remains of an interrupted pip",
-        _duplicates,
     ),
     Check("plugins", _SUBJECT, "plugins of accel_bridge that failed", _plugins),
 )

@@ -1,10 +1,9 @@
-"""Checks of the machine: shared memory, limits, memory, disks, processors, devices."""
+"""Checks of the machine: shared memory, limits, memory, disks, devices."""
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,8 +23,6 @@ _SHM_NEXT: Final = (
 _THREADS: Final = 64
 #: Host memory that a rank needs for Python, torch and Megatron, in bytes.
 _RANK_MEMORY: Final = int(1.5 * _GIB)
-#: Age in seconds from which a lock is not that of a compilation that still runs.
-_OLD: Final = 600
 
 
 def _shared_memory(machine: Machine) -> Iterator[Finding]:
@@ -103,20 +100,6 @@ def _limits(machine: Machine) -> Iterator[Finding]:
             f"/sys/fs/cgroup/pids.max: {allowed}; a rank starts about {_THREADS}",
             next="docker run --pids-limit -1   (Kubernetes: podPidsLimit)",
         )
-    space = limit(machine, "Max address space")
-    if space is not None:
-        yield warning(
-            "the address space is limited: drivers reserve terabytes of it, used or not",
-            f"ulimit -v: {space // 1024} KiB",
-            next="ulimit -v unlimited",
-        )
-    size = limit(machine, "Max file size")
-    if size is not None and size < 64 * _GIB:
-        yield warning(
-            "the size of files is limited: a checkpoint or data set stops at it",
-            f"ulimit -f: {size // 1024} KiB",
-            next="ulimit -f unlimited",
-        )
     adapters = machine.at("/sys/class/infiniband")
     locked = limit(machine, "Max locked memory")
     if locked is not None and locked < 64 * _MIB and adapters.is_dir() and any(adapters.iterdir()):
@@ -157,12 +140,6 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
             f"{free / _GIB:.1f} GiB are free",
             next="end what uses it (ps aux --sort=-rss | head), start fewer ranks, or raise the "
             "container's limit (docker run --memory)",
-        )
-    if machine.text("/proc/sys/vm/overcommit_memory").strip() == "2":
-        yield warning(
-            "the kernel refuses memory that is reserved and not used, which drivers and torch do",
-            "/proc/sys/vm/overcommit_memory: 2",
-            next="sudo sysctl vm.overcommit_memory=0",
         )
 
 
@@ -206,49 +183,6 @@ def _directories(machine: Machine) -> Iterator[Finding]:
             )
 
 
-def _locks(machine: Machine) -> Iterator[Finding]:
-    directory = directories(machine.environ)["TORCH_EXTENSIONS_DIR"]
-    for lock in sorted(machine.at(str(directory.absolute())).glob("**/lock")):
-        age = time.time() - lock.stat().st_mtime
-        if age > _OLD:
-            yield fails(
-                "a compilation that was killed has left its lock: whoever needs "
-                f"{lock.parent.name} waits for ever",
-                f"{lock}, {age / 3600:.1f} hours old",
-                next=f"rm {lock}",
-            )
-
-
-def processors(machine: Machine) -> int:
-    """Processors that this process may use."""
-    found = re.search(r"^Cpus_allowed_list:\s*(\S+)", machine.text("/proc/self/status"), re.M)
-    if found is None:
-        return os.cpu_count() or 1
-    ranges = [part.partition("-") for part in found[1].split(",")]
-    return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
-
-
-def _processors(machine: Machine) -> Iterator[Finding]:
-    cores = processors(machine)
-    on_host = machine.backend is not None and machine.backend.priority <= 0
-    quota = re.match(r"(\d+) (\d+)", machine.text("/sys/fs/cgroup/cpu.max"))
-    if on_host and quota and "OMP_NUM_THREADS" not in machine.environ:
-        allowed = int(quota[1]) / int(quota[2])
-        if allowed * 2 < cores:
-            yield warning(
-                f"torch starts {cores} threads for {allowed:g} processors' time, and they wait for "
-                "one another",
-                f"/sys/fs/cgroup/cpu.max: {quota[0]}; processors that are shown: {cores}",
-                next=f"export OMP_NUM_THREADS={max(1, int(allowed))}",
-            )
-    if machine.run is not None and on_host and machine.run.processes > cores:
-        yield warning(
-            f"{machine.run.processes} ranks share {cores} processors",
-            f"processors that this process may use: {cores}",
-            next=f"--nproc-per-node {cores}, or expect it to be slow",
-        )
-
-
 def _ranks(machine: Machine) -> Iterator[Finding]:
     run, probe = machine.run, machine.probe
     if run is None or probe is None or probe.devices is None:
@@ -273,14 +207,13 @@ CHECKS: Final = (
     Check(
         "limits",
         _SUBJECT,
-        "ulimits and container limits: open files, threads, locked memory, address space, file "
-        "size",
+        "ulimits and container limits: open files, threads, locked memory",
         _limits,
     ),
     Check(
         "host-memory",
         _SUBJECT,
-        "too little free memory for the ranks' own processes; strict overcommit",
+        "too little free memory for the ranks' own processes",
         _host_memory,
     ),
     Check(
@@ -288,18 +221,6 @@ CHECKS: Final = (
         _SUBJECT,
         "temporary and compilers' directories that are missing, full, not writable or noexec",
         _directories,
-    ),
-    Check(
-        "compiler-locks",
-        _SUBJECT,
-        "locks of killed compilations of torch extensions, for which others wait for ever",
-        _locks,
-    ),
-    Check(
-        "processors",
-        _SUBJECT,
-        "more threads or ranks than processors that may be used",
-        _processors,
     ),
     Check("ranks", "Training", "more ranks on this machine than devices", _ranks, with_run=True),
 )

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.nn import functional
 
-from accel_bridge.apps.parity._case import as_arguments
+from accel_bridge.apps.parity._case import as_arguments, table
 from accel_bridge.kernels import LAYOUTS, AttentionMask, Layout
 from accel_bridge.kernels.attention import attention_reference
-from accel_bridge.kernels.cases import DTYPES, Case, Generator, Inputs, normal
+from accel_bridge.kernels.cases import Case, Generator, Inputs, normal
 
 _LOW: Final = (torch.float16, torch.bfloat16)
 _DTYPES: Final = (torch.float32, *_LOW)
@@ -147,7 +146,6 @@ _CROSS_MASKS: Final[dict[str, MakeMask]] = {
 
 
 def attention_cases() -> Iterator[Case]:
-    """Every attention case."""
     for dtype in _DTYPES:
         for layout in LAYOUTS:
             masks = _POSITIONAL if layout == "TND" else _POSITIONAL | _EXPLICIT
@@ -384,11 +382,9 @@ _SETTINGS: Final = (
 
 
 def sequence_cases() -> Iterator[Case]:
-    """Every case of the three contracts."""
-    for dtype in DTYPES:
-        yield from _convolution_cases(dtype)
-        yield from _scan_cases(dtype)
-        yield from _delta_cases(dtype)
+    yield from _convolution_cases()
+    yield from _scan_cases()
+    yield from _delta_cases()
 
 
 def _ids(generator: Generator, batch: int, length: int) -> torch.Tensor:
@@ -420,24 +416,20 @@ def _convolution_inputs(
     }
 
 
-def _convolution_cases(dtype: torch.dtype) -> Iterator[Case]:
-    more: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("w=2", {"width": 2}),
-        ("w=3", {"width": 3}),
-        ("no bias, no activation", {"silu": False}),
-        ("channels last", {"channels_last": True}),
+def _convolution_cases() -> Iterator[Case]:
+    usual = (70, False, False)
+    more = (
+        ("w=2", *usual, 2),
+        ("w=3", *usual, 3),
+        ("no bias, no activation", *usual, 4, False),
+        ("channels last", *usual, 4, True, True),
     )
-    calls: list[tuple[str, dict[str, Any]]] = [
-        (name, {"length": length, "packed": packed, "state": state})
-        for name, length, packed, state in _SETTINGS
-    ]
-    calls += [(name, {"length": 70, "packed": False, "state": False, **own}) for name, own in more]
-    for name, options in calls:
-        gradients = ["input", "weight"]
-        gradients += ["bias"] if options.get("silu", True) else []
-        gradients += ["initial_state"] if options["state"] else []
-        build = partial(_convolution_inputs, **options)
-        yield Case("causal_convolution", name, dtype, build, tuple(gradients))
+    for setting in (*_SETTINGS, *more):
+        bias = setting[0] != "no bias, no activation"
+        gradients = ["input", "weight", *["bias"] * bias, *["initial_state"] * setting[3]]
+        yield from table(
+            "causal_convolution", _convolution_inputs, [setting], gradients=tuple(gradients)
+        )
 
 
 def _scan_inputs(
@@ -460,18 +452,16 @@ def _scan_inputs(
     }
 
 
-def _scan_cases(dtype: torch.dtype) -> Iterator[Case]:
-    bare = ("no step, no skip, no gate", 70, False, False)
-    for name, length, packed, state in (*_SETTINGS, bare):
-        whole = name != bare[0]
+def _scan_cases() -> Iterator[Case]:
+    bare = ("no step, no skip, no gate", 70, False, False, False)
+    for setting in (*_SETTINGS, bare):
         gradients = ["input", "log_decay", "write", "read"]
-        gradients += ["step", "skip", "gate"] if whole else []
-        gradients += ["initial_state"] if state else []
-        yield Case(
+        gradients += ["step", "skip", "gate"] if setting is not bare else []
+        gradients += ["initial_state"] if setting[3] else []
+        yield from table(
             "state_space_scan",
-            name,
-            dtype,
-            partial(_scan_inputs, length=length, packed=packed, state=state, whole=whole),
+            _scan_inputs,
+            [setting],
             gradients=tuple(gradients),
             outputs=("output", "state"),
             float32=("log_decay", "step", "skip", "initial_state"),
@@ -498,19 +488,14 @@ def _delta_inputs(
     }
 
 
-def _delta_cases(dtype: torch.dtype) -> Iterator[Case]:
-    alike = ("keys alike", 70, False, False)
-    for name, length, packed, state in (*_SETTINGS, alike):
-        build = partial(
-            _delta_inputs, length=length, packed=packed, state=state, alike=name == alike[0]
-        )
+def _delta_cases() -> Iterator[Case]:
+    for setting in (*_SETTINGS, ("keys alike", 70, False, False, True)):
         gradients = ["query", "key", "value", "log_decay", "beta"]
-        yield Case(
+        yield from table(
             "gated_delta_rule",
-            name,
-            dtype,
-            build,
-            gradients=(*gradients, "initial_state") if state else tuple(gradients),
+            _delta_inputs,
+            [setting],
+            gradients=(*gradients, *["initial_state"] * setting[3]),
             outputs=("output", "state"),
             float32=("log_decay", "initial_state"),
         )

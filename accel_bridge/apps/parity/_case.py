@@ -10,7 +10,7 @@ The tolerance policy:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from accel_bridge.kernels import (
     AdamWOptions,
     AttentionOptions,
 )
-from accel_bridge.kernels.cases import Inputs, Rule, convert
+from accel_bridge.kernels.cases import DTYPES, Case, Inputs, Rule, convert
 
 #: Largest ratio of a forward result and of a gradient.
 FORWARD_LIMIT: Final = 2.0
@@ -33,6 +33,34 @@ BACKWARD_LIMIT: Final = 3.0
 FLOOR: Final = 2.0**-20
 #: A baseline further off than this share of the largest value says nothing about a kernel.
 MEANINGFUL: Final = 0.25
+
+
+def table(
+    contract: str,
+    build: Callable[..., Inputs],
+    settings: Iterable[tuple[Any, ...]],
+    *,
+    dtypes: Iterable[torch.dtype] = DTYPES,
+    **options: Any,
+) -> Iterator[Case]:
+    """A case in each precision for each setting: its name, then what ``build`` takes.
+
+    :param options: of every :class:`Case`.
+    """
+    for name, *arguments in settings:
+        bound = _Bound(build, tuple(arguments))
+        yield from (Case(contract, name, dtype, bound, **options) for dtype in dtypes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A function of inputs, called with the generator and then its own arguments."""
+
+    build: Callable[..., Inputs]
+    arguments: tuple[Any, ...]
+
+    def __call__(self, generator: torch.Generator) -> Inputs:
+        return self.build(generator, *self.arguments)
 
 
 @dataclass(frozen=True, slots=True)

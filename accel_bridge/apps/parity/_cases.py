@@ -13,6 +13,7 @@ from accel_bridge.apps.parity._attention_cases import (
     max_logit_cases,
     sequence_cases,
 )
+from accel_bridge.apps.parity._case import table
 from accel_bridge.apps.parity._float8_cases import float8_cases
 from accel_bridge.kernels import CONTRACTS
 from accel_bridge.kernels.bias_dropout_add import bias_dropout_add_reference
@@ -44,10 +45,7 @@ def _grouped_matmul_cases() -> Iterator[Case]:
         ("one expert", (40,), 64, 32),
         ("no tokens", (0, 0), 16, 8),
     )
-    for dtype in DTYPES:
-        for name, counts, k, m in settings:
-            build = partial(_grouped_inputs, counts=counts, k=k, m=m)
-            yield Case("grouped_matmul", name, dtype, build, ("input", "weight"))
+    return table("grouped_matmul", _grouped_inputs, settings, gradients=("input", "weight"))
 
 
 def _gradient_inputs(
@@ -68,23 +66,14 @@ def _gradient_inputs(
 
 def _gradient_cases() -> Iterator[Case]:
     settings = (
-        ("even", (16, 16, 16, 16), 64, 48),
-        ("odd sizes", (1, 7, 130, 3), 36, 20),
-        ("idle experts", (0, 12, 0, 5, 0), 32, 24),
-        ("idle experts, replaced", (0, 12, 0, 5, 0), 32, 24),
-        ("wide", (70, 20), 260, 136),
+        ("even", (16, 16, 16, 16), 64, 48, True),
+        ("odd sizes", (1, 7, 130, 3), 36, 20, True),
+        ("idle experts", (0, 12, 0, 5, 0), 32, 24, True),
+        ("idle experts, replaced", (0, 12, 0, 5, 0), 32, 24, False),
+        ("wide", (70, 20), 260, 136, True),
     )
-    for dtype in DTYPES:
-        for name, counts, k, m in settings:
-            adds = "replaced" not in name
-            yield Case(
-                "grouped_weight_gradient",
-                name,
-                dtype,
-                partial(_gradient_inputs, counts=counts, k=k, m=m, accumulate=adds),
-                float32=("main_grad",),
-                changed=("main_grad",),
-            )
+    grad: dict[str, Any] = {"float32": ("main_grad",), "changed": ("main_grad",)}
+    return table("grouped_weight_gradient", _gradient_inputs, settings, **grad)
 
 
 def _routing(generator: Generator, tokens: int, experts: int, top: int) -> torch.Tensor:
@@ -121,32 +110,16 @@ def _permute_inputs(
 
 
 def _permute_cases() -> Iterator[Case]:
-    outputs = ("permuted", "weights", "rows")
-    for dtype in DTYPES:
-        for tokens, experts, top in _ROUTINGS:
-            for padded in (False, True):
-                build = partial(
-                    _permute_inputs, tokens=tokens, experts=experts, top=top, padded=padded
-                )
-                yield Case(
-                    "token_permute",
-                    f"t={tokens} e={experts} k={top}{', padded' if padded else ''}",
-                    dtype,
-                    build,
-                    outputs=outputs,
-                    float32=("probs",),
-                    rule=Rule.BITWISE,
-                )
-        for padded in (False, True):
-            yield Case(
-                "token_permute",
-                f"gradients{', padded' if padded else ''}",
-                dtype,
-                partial(_permute_inputs, tokens=37, experts=8, top=2, padded=padded),
-                gradients=("tokens", "probs"),
-                outputs=outputs,
-                float32=("probs",),
-            )
+    options: dict[str, Any] = {"outputs": ("permuted", "weights", "rows"), "float32": ("probs",)}
+    settings = [
+        (f"t={t} e={e} k={k}{', padded' * padded}", t, e, k, padded)
+        for t, e, k in _ROUTINGS
+        for padded in (False, True)
+    ]
+    yield from table("token_permute", _permute_inputs, settings, rule=Rule.BITWISE, **options)
+    settings = [(f"gradients{', padded' * padded}", 37, 8, 2, padded) for padded in (False, True)]
+    gradients = ("tokens", "probs")
+    yield from table("token_permute", _permute_inputs, settings, gradients=gradients, **options)
 
 
 def _unpermute_inputs(
@@ -163,25 +136,15 @@ def _unpermute_inputs(
 
 
 def _unpermute_cases() -> Iterator[Case]:
-    for dtype in DTYPES:
-        for tokens, experts, top in _ROUTINGS:
-            for weights, padded in ((False, False), (True, False), (True, True)):
-                words = (", weights" if weights else "") + (", padded" if padded else "")
-                yield Case(
-                    "token_unpermute",
-                    f"t={tokens} e={experts} k={top}{words}",
-                    dtype,
-                    partial(
-                        _unpermute_inputs,
-                        tokens=tokens,
-                        experts=experts,
-                        top=top,
-                        weights=weights,
-                        padded=padded,
-                    ),
-                    gradients=("permuted", "weights") if weights else ("permuted",),
-                    float32=("weights",),
-                )
+    for weights, padded in ((False, False), (True, False), (True, True)):
+        words = ", weights" * weights + ", padded" * padded
+        yield from table(
+            "token_unpermute",
+            _unpermute_inputs,
+            [(f"t={t} e={e} k={k}{words}", t, e, k, weights, padded) for t, e, k in _ROUTINGS],
+            gradients=("permuted", "weights") if weights else ("permuted",),
+            float32=("weights",),
+        )
 
 
 #: Rows x hidden sizes of the element-wise and row-wise contracts: one row, odd sizes, a wide one.
@@ -189,7 +152,6 @@ _ROWS: Final = ((1, 8), (3, 37), (64, 256), (5, 4096))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Every case of every contract."""
     tables: tuple[Callable[[], Iterator[Case]], ...] = (
         attention_cases,
         max_logit_cases,
@@ -263,47 +225,27 @@ def _norm_cases() -> Iterator[Case]:
         # Their squares are beyond float16.
         ("large values", (7, 96), 3e3, 1.0),
     ]
-    for dtype in DTYPES:
-        for name, size, std, center in settings:
-            for contract, bias in (("rms_norm", None), ("layer_norm", True), ("layer_norm", False)):
-                suffix = ", no bias" if bias is False else ""
-                yield Case(
-                    contract,
-                    name + suffix,
-                    dtype,
-                    partial(
-                        _norm_inputs,
-                        size=size,
-                        std=std,
-                        center=center,
-                        bias=bias,
-                    ),
-                    gradients=("input", "weight", *(("bias",) if bias else ())),
-                )
-                kind = "RMSNorm " if bias is None else "LayerNorm "
-                for backward in (False, True):
-                    if backward and bias is False:
-                        continue  # the same as with a bias
-                    pair = ("grad input", "grad weight") if backward else ("output", "rsigma")
-                    third = "grad bias" if backward else "mean"
-                    outputs = pair if bias is None else (*pair, third)
-                    yield Case(
-                        "norm_backward" if backward else "norm_forward",
-                        kind + name + suffix,
-                        dtype,
-                        partial(
-                            _norm_pass_inputs,
-                            size=size,
-                            std=std,
-                            center=center,
-                            bias=bias,
-                            backward=backward,
-                        ),
-                        outputs=outputs
-                        if backward or bias is None
-                        else ("output", "mean", "rsigma"),
-                        float32=("mean", "rsigma"),
-                    )
+    for contract, bias in (("rms_norm", None), ("layer_norm", True), ("layer_norm", False)):
+        suffix = ", no bias" if bias is False else ""
+        rows = [(name + suffix, *rest, bias) for name, *rest in settings]
+        gradients = ("input", "weight", *(("bias",) if bias else ()))
+        yield from table(contract, _norm_inputs, rows, gradients=gradients)
+        kind = "RMSNorm " if bias is None else "LayerNorm "
+        for backward in (False, True):
+            if backward and bias is False:
+                continue  # the same as with a bias
+            outputs: tuple[str, ...] = ("output", "mean", "rsigma")
+            if backward:
+                outputs = ("grad input", "grad weight", "grad bias")
+            if bias is None:
+                outputs = tuple(one for one in outputs if one not in ("mean", "grad bias"))
+            yield from table(
+                "norm_backward" if backward else "norm_forward",
+                _norm_pass_inputs,
+                [(f"{kind}{name}", *rest, backward) for name, *rest in rows],
+                outputs=outputs,
+                float32=("mean", "rsigma"),
+            )
 
 
 def _rotary_inputs(
@@ -323,24 +265,13 @@ def _rotary_inputs(
 
 
 def _rotary_cases() -> Iterator[Case]:
-    for dtype in DTYPES:
-        for length, size, rotated in ((1, 8, 8), (33, 64, 64), (33, 64, 32), (130, 128, 128)):
-            for interleaved in (False, True):
-                style = "interleaved" if interleaved else "half"
-                yield Case(
-                    "rotary",
-                    f"{style} s={length} d={size} r={rotated}",
-                    dtype,
-                    partial(
-                        _rotary_inputs,
-                        length=length,
-                        size=size,
-                        rotated=rotated,
-                        interleaved=interleaved,
-                    ),
-                    gradients=("input",),
-                    float32=("cos", "sin"),
-                )
+    settings = [
+        (f"{style} s={length} d={size} r={rotated}", length, size, rotated, style == "interleaved")
+        for length, size, rotated in ((1, 8, 8), (33, 64, 64), (33, 64, 32), (130, 128, 128))
+        for style in ("half", "interleaved")
+    ]
+    options: dict[str, Any] = {"gradients": ("input",), "float32": ("cos", "sin")}
+    return table("rotary", _rotary_inputs, settings, **options)
 
 
 def _bias_dropout_add_inputs(
@@ -380,39 +311,23 @@ def _kept_bias_dropout_add(inputs: Inputs, kept: torch.Tensor) -> torch.Tensor:
 
 
 def _bias_dropout_add_cases() -> Iterator[Case]:
-    make = _bias_dropout_add_inputs
-    for dtype in DTYPES:
-        for rows, hidden in _ROWS:
-            for bias in (False, True):
-                build = partial(make, size=(rows, hidden), bias=bias, dropout=0.0, training=True)
-                name = f"rows={rows} h={hidden}{', bias' if bias else ''}"
-                gradients = ("input", "residual", *(("bias",) if bias else ()))
-                yield Case("bias_dropout_add", name, dtype, build, gradients)
-        usual = partial(make, size=(64, 256), bias=True)
-        gradients = ("input", "bias", "residual")
-        yield Case(
-            "bias_dropout_add",
-            "not training, dropout 0.2",
-            dtype,
-            partial(usual, dropout=0.2, training=False),
-            gradients,
-        )
-        yield Case(
-            "bias_dropout_add",
-            "float32 residual",
-            dtype,
-            partial(usual, dropout=0.0, training=True),
-            gradients,
-            float32=("residual",),
-        )
-        yield Case(
-            "bias_dropout_add",
-            "dropout 0.2",
-            dtype,
-            partial(_dropout_inputs, size=(64, 256), dropout=0.2),
-            gradients,
-            expected=_kept_bias_dropout_add,
-        )
+    cases = partial(table, "bias_dropout_add", _bias_dropout_add_inputs)
+    sizes = [(f"rows={rows} h={hidden}", (rows, hidden)) for rows, hidden in _ROWS]
+    plain = [(name, size, False, 0.0, True) for name, size in sizes]
+    yield from cases(plain, gradients=("input", "residual"))
+    all_three = ("input", "bias", "residual")
+    biased = [(f"{name}, bias", size, True, 0.0, True) for name, size in sizes]
+    evaluated = ("not training, dropout 0.2", (64, 256), True, 0.2, False)
+    yield from cases([*biased, evaluated], gradients=all_three)
+    mixed = ("float32 residual", (64, 256), True, 0.0, True)
+    yield from cases([mixed], gradients=all_three, float32=("residual",))
+    yield from table(
+        "bias_dropout_add",
+        _dropout_inputs,
+        [("dropout 0.2", (64, 256), 0.2)],
+        gradients=all_three,
+        expected=_kept_bias_dropout_add,
+    )
 
 
 def _softmax_inputs(
@@ -448,10 +363,7 @@ def _softmax_cases() -> Iterator[Case]:
         ("hidden row, tiles of 32", (2, 3, 64, 32), 1.0, "hidden row", True),
         ("large values, tiles of 32", (2, 3, 64, 64), 300.0, "", False),
     )
-    for dtype in DTYPES:
-        for name, size, std, masked, causal in settings:
-            build = partial(_softmax_inputs, size=size, std=std, masked=masked, causal=causal)
-            yield Case("scaled_masked_softmax", name, dtype, build, ("scores",))
+    return table("scaled_masked_softmax", _softmax_inputs, settings, gradients=("scores",))
 
 
 def _cross_entropy_inputs(
@@ -472,10 +384,7 @@ def _cross_entropy_cases() -> Iterator[Case]:
         ("smoothing 0.1", (17, 2, 334), 1.0, 0.1),
         ("large values", (17, 2, 334), 300.0, 0.0),
     )
-    for dtype in DTYPES:
-        for name, size, std, smoothing in settings:
-            build = partial(_cross_entropy_inputs, size=size, std=std, smoothing=smoothing)
-            yield Case("cross_entropy", name, dtype, build, ("logits",))
+    return table("cross_entropy", _cross_entropy_inputs, settings, gradients=("logits",))
 
 
 def _linear_cross_entropy_inputs(
@@ -497,10 +406,9 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
         ("scaled logits", (17, 2, 64, 334), 1.0, 0.25),
         ("large values", (17, 2, 64, 334), 300.0, 1.0),
     )
-    for dtype in DTYPES:
-        for name, size, std, scale in settings:
-            build = partial(_linear_cross_entropy_inputs, size=size, std=std, scale=scale)
-            yield Case("linear_cross_entropy", name, dtype, build, ("input", "weight"))
+    gradients = ("input", "weight")
+    build = _linear_cross_entropy_inputs
+    return table("linear_cross_entropy", build, settings, gradients=gradients)
 
 
 def _adamw_inputs(generator: Generator, step: int, std: float, weight_decay: float) -> Inputs:
@@ -529,9 +437,7 @@ def _adamw_cases() -> Iterator[Case]:
         ("tiny gradients", 5, 1e-9, 0.1),
     )
     changed = ("parameters", "first_moments", "second_moments")
-    for name, step, std, decay in settings:
-        build = partial(_adamw_inputs, step=step, std=std, weight_decay=decay)
-        yield Case("adamw", name, torch.float32, build, changed=changed)
+    return table("adamw", _adamw_inputs, settings, dtypes=[torch.float32], changed=changed)
 
 
 def _weight_gradient_inputs(
@@ -546,32 +452,15 @@ def _weight_gradient_inputs(
 
 
 def _weight_gradient_cases() -> Iterator[Case]:
-    for dtype in DTYPES:
-        for size, k, m in (((1,), 8, 8), ((37, 3), 33, 65), ((256, 2), 128, 96)):
-            yield Case(
-                "weight_gradient",
-                f"tokens={'x'.join(map(str, size))} k={k} m={m}, float32 main_grad",
-                dtype,
-                partial(_weight_gradient_inputs, size=size, k=k, m=m),
-                float32=("main_grad",),
-                changed=("main_grad",),
-            )
-        yield Case(
-            "weight_gradient",
-            "replaces main_grad",
-            dtype,
-            partial(_weight_gradient_inputs, size=(37, 3), k=33, m=65, accumulate=False),
-            float32=("main_grad",),
-            changed=("main_grad",),
-        )
-    for dtype in DTYPES[1:]:
-        yield Case(
-            "weight_gradient",
-            "main_grad in the input's dtype",
-            dtype,
-            partial(_weight_gradient_inputs, size=(37, 3), k=33, m=65),
-            changed=("main_grad",),
-        )
+    cases = partial(table, "weight_gradient", _weight_gradient_inputs, changed=("main_grad",))
+    sizes = (((1,), 8, 8), ((37, 3), 33, 65), ((256, 2), 128, 96))
+    settings = [
+        (f"tokens={'x'.join(map(str, size))} k={k} m={m}, float32 main_grad", size, k, m)
+        for size, k, m in sizes
+    ]
+    replaces = ("replaces main_grad", (37, 3), 33, 65, False)
+    yield from cases([*settings, replaces], float32=("main_grad",))
+    yield from cases([("main_grad in the input's dtype", (37, 3), 33, 65)], dtypes=DTYPES[1:])
 
 
 def _embedding_gradient_inputs(
@@ -586,21 +475,13 @@ def _embedding_gradient_inputs(
 
 
 def _embedding_gradient_cases() -> Iterator[Case]:
-    for dtype in DTYPES:
-        for size, rows, hidden in (((1,), 3, 8), ((37, 3), 13, 33), ((64, 2), 100, 1030)):
-            yield Case(
-                "embedding_gradient",
-                f"tokens={'x'.join(map(str, size))} v={rows} h={hidden}, float32 main_grad",
-                dtype,
-                partial(_embedding_gradient_inputs, size=size, rows=rows, hidden=hidden),
-                float32=("main_grad",),
-                changed=("main_grad",),
-            )
+    cases = partial(table, "embedding_gradient", _embedding_gradient_inputs)
+    settings = [
+        (f"tokens={'x'.join(map(str, size))} v={rows} h={hidden}, float32 main_grad", *sizes)
+        for sizes in (((1,), 3, 8), ((37, 3), 13, 33), ((64, 2), 100, 1030))
+        for size, rows, hidden in [sizes]
+    ]
+    yield from cases(settings, float32=("main_grad",), changed=("main_grad",))
     # A few tokens make up most of a text: here one row gets many.
-    yield Case(
-        "embedding_gradient",
-        "tokens=600 v=1 h=16, float32 main_grad",
-        torch.float32,
-        partial(_embedding_gradient_inputs, size=(600,), rows=1, hidden=16),
-        changed=("main_grad",),
-    )
+    crowded = ("tokens=600 v=1 h=16, float32 main_grad", (600,), 1, 16)
+    yield from cases([crowded], dtypes=[torch.float32], changed=("main_grad",))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from functools import partial
 from typing import Any, Final
 
 import torch
 
+from accel_bridge.apps.parity._case import table
 from accel_bridge.kernels.cases import DTYPES, Case, Generator, Inputs, Rule, normal
 from accel_bridge.kernels.float8 import float8_block_quantize_reference, transposed_blocks
 
@@ -23,10 +22,10 @@ _SHAPES: Final[tuple[tuple[str, tuple[int, ...], int, int], ...]] = (
     ("many tiles", (16, 272, 144), 304, 272),
     ("any rows", (1, 7, 130, 3), 48, 32),
 )
+_KINDS: Final = (("a factor each", False), ("blocks", True))
 
 
 def grouped_float8_cases() -> Iterator[Case]:
-    """Every case of the four contracts."""
     yield from _grouped_quantize_cases()
     yield from _turn_cases()
     yield from _grouped_gemm_cases()
@@ -71,28 +70,21 @@ def _grouped_quantize_cases() -> Iterator[Case]:
         ("powers of two, epsilon", {"power_of_2": True, "epsilon": 1e4}),
         ("given scales", {"scale": True}),
     )
-    for dtype in DTYPES:
-        for kind, fp8 in _FORMATS.items():
-            for name, splits, k, _ in _SHAPES:
-                for words, options in settings:
-                    for changes in (False, True):
-                        yield Case(
-                            "grouped_float8_quantize",
-                            f"{kind} {name}, {words}{', transposes' if changes else ''}",
-                            dtype,
-                            partial(
-                                _grouped_quantize_inputs,
-                                splits=splits,
-                                k=k,
-                                dtype=fp8,
-                                options=options,
-                                changes=changes,
-                            ),
-                            outputs=("output", "scale_inv"),
-                            float32=("scale", "amax"),
-                            changed=("transposed", "amax") if changes else (),
-                            rule=Rule.BITWISE,
-                        )
+    for changes in (False, True):
+        yield from table(
+            "grouped_float8_quantize",
+            _grouped_quantize_inputs,
+            [
+                (f"{kind} {name}, {words}{', transposes' * changes}", splits, k, fp8, own, changes)
+                for kind, fp8 in _FORMATS.items()
+                for name, splits, k, _ in _SHAPES
+                for words, own in settings
+            ],
+            outputs=("output", "scale_inv"),
+            float32=("scale", "amax"),
+            changed=("transposed", "amax") if changes else (),
+            rule=Rule.BITWISE,
+        )
 
 
 def _turn_inputs(
@@ -108,22 +100,22 @@ def _turn_inputs(
 
 
 def _turn_cases() -> Iterator[Case]:
-    for dtype in DTYPES:
-        for kind, fp8 in _FORMATS.items():
-            for name, splits, k, _ in _SHAPES:
-                for power_of_2 in (True, False):
-                    scales = "powers of two" if power_of_2 else "any scale"
-                    build = partial(
-                        _turn_inputs, splits=splits, k=k, dtype=fp8, power_of_2=power_of_2
-                    )
-                    yield Case(
-                        "grouped_float8_block_transpose",
-                        f"{kind} {name}, {scales}",
-                        dtype,
-                        build,
-                        outputs=("output", "scale_inv"),
-                        rule=Rule.BITWISE,
-                    )
+    return table(
+        "grouped_float8_block_transpose",
+        _turn_inputs,
+        [
+            (f"{kind} {name}, {_scales(power_of_2)}", splits, k, fp8, power_of_2)
+            for kind, fp8 in _FORMATS.items()
+            for name, splits, k, _ in _SHAPES
+            for power_of_2 in (True, False)
+        ],
+        outputs=("output", "scale_inv"),
+        rule=Rule.BITWISE,
+    )
+
+
+def _scales(power_of_2: bool) -> str:
+    return "powers of two" if power_of_2 else "any scale"
 
 
 def _by_blocks(
@@ -171,25 +163,19 @@ def _grouped_gemm_inputs(
 
 def _grouped_gemm_cases() -> Iterator[Case]:
     # Not float32: tensor cores sum FP8 GEMMs in fewer bits than it has.
-    for dtype in (torch.float16, torch.bfloat16):
-        for name, splits, k, m in _SHAPES:
-            for by_block in (False, True):
-                for gradient in (False, True):
-                    kind = "blocks" if by_block else "a factor each"
-                    yield Case(
-                        "grouped_scaled_matmul",
-                        f"{name}, {kind}{', e5m2' if gradient else ''}",
-                        dtype,
-                        partial(
-                            _grouped_gemm_inputs,
-                            splits=splits,
-                            sizes=(k, m),
-                            by_block=by_block,
-                            gradient=gradient,
-                            dtype=dtype,
-                        ),
-                        float32=("a_scale_inv", "b_scale_inv"),
-                    )
+    for dtype in DTYPES[1:]:
+        yield from table(
+            "grouped_scaled_matmul",
+            _grouped_gemm_inputs,
+            [
+                (f"{name}, {kind}{', e5m2' * gradient}", splits, (k, m), by_block, gradient, dtype)
+                for name, splits, k, m in _SHAPES
+                for kind, by_block in _KINDS
+                for gradient in (False, True)
+            ],
+            dtypes=[dtype],
+            float32=("a_scale_inv", "b_scale_inv"),
+        )
 
 
 def _whole_numbers(generator: Generator, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -229,26 +215,19 @@ def _gradient_inputs(
 
 
 def _gradient_cases() -> Iterator[Case]:
-    for kind, fp8 in _FORMATS.items():
-        for name, splits, k, m in _SHAPES:
-            for by_block, accumulate in itertools.product((False, True), (True, False)):
-                if not accumulate and "expert" not in name:
-                    continue
-                how = ("blocks" if by_block else "a factor each") + ", replaced" * (not accumulate)
-                yield Case(
-                    "grouped_scaled_weight_gradient",
-                    f"{kind} {name}, {how}",
-                    torch.float32,
-                    partial(
-                        _gradient_inputs,
-                        splits=splits,
-                        sizes=(k, m),
-                        by_block=by_block,
-                        dtype=fp8,
-                        accumulate=accumulate,
-                    ),
-                    changed=("main_grad",),
-                )
+    return table(
+        "grouped_scaled_weight_gradient",
+        _gradient_inputs,
+        [
+            (f"{kind} {name}, {how}{', replaced' * (not adds)}", splits, (k, m), by, fp8, adds)
+            for kind, fp8 in _FORMATS.items()
+            for name, splits, k, m in _SHAPES
+            for how, by in _KINDS
+            for adds in ((True, False) if "expert" in name else (True,))
+        ],
+        dtypes=[torch.float32],
+        changed=("main_grad",),
+    )
 
 
 def float8_cases() -> Iterator[Case]:
@@ -285,18 +264,17 @@ def _quantize_cases() -> Iterator[Case]:
         ("odd sizes", (3, 5, 7), 17.3, 1.0),
         ("zeros", (16, 16), 0.0, 0.0),
     )
-    for dtype in DTYPES:
-        for kind, fp8 in _FORMATS.items():
-            for name, size, scale, std in settings:
-                yield Case(
-                    "float8_quantize",
-                    f"{kind} {name}",
-                    dtype,
-                    partial(_quantize_inputs, size=size, scale=scale, dtype=fp8, std=std),
-                    outputs=("output",),
-                    float32=("scale", "amax"),
-                    rule=Rule.BITWISE,
-                )
+    return table(
+        "float8_quantize",
+        _quantize_inputs,
+        [
+            (f"{kind} {name}", size, scale, fp8, std)
+            for kind, fp8 in _FORMATS.items()
+            for name, size, scale, std in settings
+        ],
+        float32=("scale", "amax"),
+        rule=Rule.BITWISE,
+    )
 
 
 def _current_inputs(
@@ -324,18 +302,18 @@ def _current_cases() -> Iterator[Case]:
         ("many tiles", (130, 300), {"std": 2.0}),
         ("infinite", (16, 16), {"hole": float("inf")}),
     )
-    for dtype in DTYPES:
-        for kind, fp8 in _FORMATS.items():
-            for name, size, options in settings:
-                yield Case(
-                    "float8_current_quantize",
-                    f"{kind} {name}",
-                    dtype,
-                    partial(_current_inputs, size=size, dtype=fp8, options=options),
-                    outputs=("output", "factor"),
-                    float32=("scale", "amax"),
-                    rule=Rule.BITWISE,
-                )
+    return table(
+        "float8_current_quantize",
+        _current_inputs,
+        [
+            (f"{kind} {name}", size, fp8, options)
+            for kind, fp8 in _FORMATS.items()
+            for name, size, options in settings
+        ],
+        outputs=("output", "factor"),
+        float32=("scale", "amax"),
+        rule=Rule.BITWISE,
+    )
 
 
 def _transposed_inputs(
@@ -355,19 +333,19 @@ def _transposed_inputs(
 
 def _transposed_cases() -> Iterator[Case]:
     """The transpose that is written beside the numbers."""
-    for dtype in DTYPES:
-        for kind, fp8 in _FORMATS.items():
-            for current in (False, True):
-                for size in ((16, 16), (3, 5, 7), (128, 128), (130, 300), (256, 512)):
-                    yield Case(
-                        "float8_current_quantize" if current else "float8_quantize",
-                        f"{kind} transpose of {' x '.join(map(str, size))}",
-                        dtype,
-                        partial(_transposed_inputs, size=size, dtype=fp8, current=current),
-                        float32=("scale", "amax"),
-                        changed=("transposed", "amax", *(("scale",) if current else ())),
-                        rule=Rule.BITWISE,
-                    )
+    for current in (False, True):
+        yield from table(
+            "float8_current_quantize" if current else "float8_quantize",
+            _transposed_inputs,
+            [
+                (f"{kind} transpose of {' x '.join(map(str, size))}", size, fp8, current)
+                for kind, fp8 in _FORMATS.items()
+                for size in ((16, 16), (3, 5, 7), (128, 128), (130, 300), (256, 512))
+            ],
+            float32=("scale", "amax"),
+            changed=("transposed", "amax", *(("scale",) if current else ())),
+            rule=Rule.BITWISE,
+        )
 
 
 def _block_inputs(
@@ -383,27 +361,19 @@ def _block_inputs(
 
 
 def _block_cases() -> Iterator[Case]:
-    for dtype in DTYPES:
-        for kind, fp8 in _FORMATS.items():
-            for rows in (1, 128):
-                for m, k in ((128, 128), (256, 384), (130, 200), (5, 16)):
-                    for power_of_2 in (True, False):
-                        scales = "powers of two" if power_of_2 else "any scale"
-                        yield Case(
-                            "float8_block_quantize",
-                            f"{kind} {rows} x 128 of {m} x {k}, {scales}",
-                            dtype,
-                            partial(
-                                _block_inputs,
-                                m=m,
-                                k=k,
-                                rows=rows,
-                                power_of_2=power_of_2,
-                                dtype=fp8,
-                            ),
-                            outputs=("output", "scale_inv"),
-                            rule=Rule.BITWISE,
-                        )
+    return table(
+        "float8_block_quantize",
+        _block_inputs,
+        [
+            (f"{kind} {rows} x 128 of {m} x {k}, {_scales(by_2)}", m, k, rows, by_2, fp8)
+            for kind, fp8 in _FORMATS.items()
+            for rows in (1, 128)
+            for m, k in ((128, 128), (256, 384), (130, 200), (5, 16))
+            for by_2 in (True, False)
+        ],
+        outputs=("output", "scale_inv"),
+        rule=Rule.BITWISE,
+    )
 
 
 def _operand(
@@ -451,23 +421,20 @@ def _gemm_cases() -> Iterator[Case]:
         ("128 x 128 and 1 x 128", (128, 1)),
     )
     sizes = ((64, 48, 96), (256, 128, 512), (136, 272, 336))
-    settings = [(size, gradient) for size in sizes for gradient in (False, True)]
     # Not float32: tensor cores sum FP8 GEMMs in fewer bits than it has.
-    for dtype in (torch.float16, torch.bfloat16):
-        for kind, rows in kinds:
-            for (m, n, k), gradient in settings:
-                name = f"{kind}, m={m} n={n} k={k}" + (", e5m2, bias" if gradient else "")
-                yield Case(
-                    "scaled_matmul",
-                    name,
-                    dtype,
-                    partial(
-                        _gemm_inputs,
-                        sizes=(m, n, k),
-                        rows=rows,
-                        gradient=gradient,
-                        bias=gradient,
-                        dtype=dtype,
-                    ),
-                    float32=("a_scale_inv", "b_scale_inv"),
+    for dtype in DTYPES[1:]:
+        yield from table(
+            "scaled_matmul",
+            _gemm_inputs,
+            [
+                (
+                    f"{kind}, m={m} n={n} k={k}{', e5m2, bias' * gradient}",
+                    *((m, n, k), rows, gradient, gradient, dtype),
                 )
+                for kind, rows in kinds
+                for m, n, k in sizes
+                for gradient in (False, True)
+            ],
+            dtypes=[dtype],
+            float32=("a_scale_inv", "b_scale_inv"),
+        )

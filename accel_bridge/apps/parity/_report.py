@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Final
 
-from accel_bridge.apps._html import page, paragraphs, table
+from accel_bridge.apps._html import finite, page, paragraphs, table
 from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
     FLOOR,
@@ -106,7 +105,6 @@ def as_json(report: KernelReport) -> dict[str, object]:
 
 
 def as_html(report: KernelReport) -> str:
-    """The report as a self-contained HTML page."""
     facts = (
         report.why,
         f"device: {report.device}",
@@ -137,21 +135,16 @@ def _row_as_json(row: CaseResult) -> dict[str, object]:
             {
                 "part": part.part,
                 "rule": part.rule.value,
-                "ratio": _finite(part.ratio),
+                "ratio": finite(part.ratio),
                 "limit": part.limit,
-                "error": _finite(part.error),
-                "baseline": _finite(part.baseline),
+                "error": finite(part.error),
+                "baseline": finite(part.baseline),
                 "note": part.note,
                 "passed": part.passed,
             }
             for part in row.measurements
         ],
     }
-
-
-def _finite(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _severity(part: Measurement) -> float:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -89,19 +90,11 @@ class Launcher:
         return {}
 
     def _run(self, command: Sequence[str], ranks: Sequence[int]) -> None:
-        waiting = list(ranks)
-        running: dict[int, tuple[subprocess.Popen[bytes], float]] = {}
-        while waiting or running:
-            while waiting and len(running) < self.plan.jobs:
-                rank = waiting.pop(0)
-                running[rank] = self._start(command, rank)
-            for rank, (process, started) in list(running.items()):
-                if process.poll() is not None:
-                    del running[rank]
-                    self._ended(rank, process.returncode, time.perf_counter() - started)
-            time.sleep(0.05)
+        with ThreadPoolExecutor(self.plan.jobs) as pool:
+            for _ in pool.map(partial(self._rehearse, command), ranks):
+                pass
 
-    def _start(self, command: Sequence[str], rank: int) -> tuple[subprocess.Popen[bytes], float]:
+    def _rehearse(self, command: Sequence[str], rank: int) -> None:
         local = rank % self.per_node
         environ = {
             **os.environ,
@@ -117,20 +110,18 @@ class Launcher:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
         log.say(f"rehearsing rank {rank} of {self.world}")
-        with open(os.path.join(self.plan.directory, f"rank.{rank}.log"), "wb") as output:
-            process = subprocess.Popen(
+        path = os.path.join(self.plan.directory, f"rank.{rank}.log")
+        with open(path, "wb") as output:
+            status = subprocess.run(
                 command,
+                check=False,
                 env=environ,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-            )
-        return process, time.perf_counter()
-
-    def _ended(self, rank: int, status: int, seconds: float) -> None:
+            ).returncode
         if self.plan.load(f"rank.{rank}") is not None:
             return
-        path = os.path.join(self.plan.directory, f"rank.{rank}.log")
         with open(path, errors="replace") as log_file:
             tail = log_file.read().splitlines()[-_TAIL:]
         self.plan.write(f"failed.{rank}", {"rank": rank, "status": status, "tail": tail})

@@ -86,7 +86,6 @@ class Collectives:
     _known: dict[str, int] = field(default_factory=dict)
 
     def group(self, group: Any) -> int:
-        """The number of a process group."""
         name = group.group_name
         if name not in self._known:
             self._known[name] = len(self.groups)

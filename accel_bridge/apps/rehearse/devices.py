@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.environment import did_you_mean
@@ -51,108 +51,43 @@ class Device:
     limits: str = ""
 
 
+def _device(
+    name: str,
+    title: str,
+    memory: int,
+    context: int,
+    multiprocessors: int,
+    capability: tuple[int, int],
+    tflops: float,
+    tflops_fp8: float,
+    bandwidth: float,
+    link: float,
+    *rest: str,
+) -> Device:
+    sizes = memory * MIB, context * MIB, multiprocessors, capability
+    return Device(name, title, *sizes, tflops, tflops_fp8, bandwidth * 1e9, link * 1e9, *rest)
+
+
 _NVIDIA: Final = "NVIDIA's data sheet; memory as nvidia-smi and torch state it"
 _HUAWEI: Final = "Huawei's product page; no kernel of it was measured"
 
-#: In the order of the fields.
-_TABLE: Final = (
-    Device(
-        "a100-80g",
-        "NVIDIA A100-SXM4-80GB",
-        81_095 * MIB,
-        420 * MIB,
-        108,
-        (8, 0),
-        312.0,
-        0.0,
-        2.039e12,
-        300e9,
-        _NVIDIA,
-    ),
-    Device(
-        "h100-80g",
-        "NVIDIA H100 80GB HBM3",
-        81_079 * MIB,
-        520 * MIB,
-        132,
-        (9, 0),
-        989.0,
-        1979.0,
-        3.35e12,
-        450e9,
-        _NVIDIA,
-    ),
-    Device(
-        "h200",
-        "NVIDIA H200",
-        143_171 * MIB,
-        530 * MIB,
-        132,
-        (9, 0),
-        989.0,
-        1979.0,
-        4.8e12,
-        450e9,
-        _NVIDIA,
-    ),
-    Device(
-        "b200",
-        "NVIDIA B200",
-        182_659 * MIB,
-        600 * MIB,
-        148,
-        (10, 0),
-        2250.0,
-        4500.0,
-        8.0e12,
-        900e9,
-        _NVIDIA,
-    ),
-    Device(
-        "910b-64g",
-        "Ascend 910B",
-        62_464 * MIB,
-        1024 * MIB,
-        24,
-        (8, 0),
-        354.0,
-        0.0,
-        1.6e12,
-        196e9,
-        _HUAWEI,
-        limits="910B",
-    ),
-    Device(
-        "910c",
-        "a die of an Ascend 910C",
-        62_464 * MIB,
-        1024 * MIB,
-        24,
-        (8, 0),
-        376.0,
-        0.0,
-        1.6e12,
-        196e9,
-        _HUAWEI,
-        limits="910C",
+#: In the order of the fields; memory and context in MiB, bandwidth and link in 10^9 bytes a second.
+_TABLE: Final[tuple[tuple[Any, ...], ...]] = (
+    ("a100-80g", "NVIDIA A100-SXM4-80GB", 81_095, 420, 108, (8, 0), 312, 0, 2039, 300, _NVIDIA),
+    ("h100-80g", "NVIDIA H100 80GB HBM3", 81_079, 520, 132, (9, 0), 989, 1979, 3350, 450, _NVIDIA),
+    ("h200", "NVIDIA H200", 143_171, 530, 132, (9, 0), 989, 1979, 4800, 450, _NVIDIA),
+    ("b200", "NVIDIA B200", 182_659, 600, 148, (10, 0), 2250, 4500, 8000, 900, _NVIDIA),
+    *(
+        (name, title, 62_464, 1024, 24, (8, 0), tflops, 0, 1600, 196, _HUAWEI, "cuda", limits)
+        for name, title, tflops, limits in (
+            ("910b-64g", "Ascend 910B", 354, "910B"),
+            ("910c", "a die of an Ascend 910C", 376, "910C"),
+        )
     ),
     # For comparison with what ranks on this machine do.
-    Device(
-        "host",
-        "this machine",
-        2**50,
-        0,
-        2,
-        (8, 0),
-        0.1,
-        0.0,
-        1e10,
-        1e9,
-        "not measured: for tests",
-        "cpu",
-    ),
+    ("host", "this machine", 2**30, 0, 2, (8, 0), 0.1, 0, 10, 1, "not measured: for tests", "cpu"),
 )
-DEVICES: Final = {one.name: one for one in _TABLE}
+DEVICES: Final = {row[0]: _device(*row) for row in _TABLE}
 DEFAULT: Final = "h100-80g"
 
 

@@ -164,15 +164,15 @@ def composition(ledger: Ledger, classes: list[str], at: int) -> dict[str, int]:
     return {name: size for name, size in sums.items() if size}
 
 
-def curve(ledger: Ledger, classes: list[str], first: int, points: int = 400) -> list[list[int]]:
-    """Bytes of each of :data:`CLASSES` over the events from ``first`` on, at most ``points``.
+def curve(ledger: Ledger, classes: list[str], first: int) -> list[list[int]]:
+    """Bytes of each of :data:`CLASSES` over the events from ``first`` on, at most 400.
 
     Of each stretch the moment with the most memory is kept.
     """
     number = {name: place for place, name in enumerate(CLASSES)}
     sums = [0] * len(CLASSES)
     rows: list[list[int]] = []
-    stretch = max(1, (len(ledger.events) - first) // points)
+    stretch = max(1, (len(ledger.events) - first) // 400)
     total, most, best = 0, -1, list(sums)
     for place, event in enumerate(ledger.events):
         index = event if event >= 0 else ~event

@@ -172,7 +172,6 @@ class Rehearsal(TorchDispatchMode):
     # --- steps ----------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
-        """A training step begins."""
         self.step += 1
         self.collectives.step = self.step
         self.ledger.steps.append(len(self.ledger.events))

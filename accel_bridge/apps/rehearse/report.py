@@ -79,27 +79,20 @@ class Outcome:
         }
 
     def estimate(self) -> Estimate:
-        """The time of a step."""
         made = (estimate(one, self.device, self.network) for one in self.ranks)
         return max(made, key=lambda one: one.seconds)
 
 
 def show(outcome: Outcome, advice: list[dict[str, Any]]) -> None:
-    """Print the report."""
     device, full = outcome.device, outcome.fullest
     print(f"rehearsed for {device.title} ({device.memory / GB:.1f} GB)")
     for note in outcome.notes:
         print(f"  note: {note}")
-    header = (
-        f"  {'rank':>6} {'stands for':>12} {'parameters':>16} {'peak GB':>9} {'needs GB':>9}  fits"
-    )
-    print(header)
-    for one in outcome.ranks:
-        print(
-            f"  {one['rank']:>6} {len(one['stands_for']):>6} ranks {one['parameters']:>16,} "
-            f"{one['peak_bytes'] / GB:>9.2f} {one['needs_bytes'] / GB:>9.2f}  "
-            f"{'yes' if one['fits'] else 'NO'}"
-        )
+    form = "  {:>6} {:>12} {:>16} {:>9} {:>9}  {}"
+    print(form.format(*_RANK_COLUMNS))
+    for rank, stands_for, *rest, fits in _rank_rows(outcome):
+        shown = "NO" if fits == "no" else fits
+        print(form.format(rank, f"{stands_for:>6} ranks", *rest, shown))
     peak = full["peak"]
     where = f"{peak['module'] or peak['operation']}'s {peak['phase']}" if peak["phase"] else ""
     print(
@@ -127,6 +120,23 @@ def show(outcome: Outcome, advice: list[dict[str, Any]]) -> None:
         print(f"PROBLEM: {problem}")
     if advice:
         print(table(advice))
+
+
+_RANK_COLUMNS: Final = ("rank", "stands for", "parameters", "peak GB", "needs GB", "fits")
+
+
+def _rank_rows(outcome: Outcome) -> list[list[str]]:
+    return [
+        [
+            str(one["rank"]),
+            str(len(one["stands_for"])),
+            f"{one['parameters']:,}",
+            f"{one['peak_bytes'] / GB:.2f}",
+            f"{one['needs_bytes'] / GB:.2f}",
+            "yes" if one["fits"] else "no",
+        ]
+        for one in outcome.ranks
+    ]
 
 
 def collectives(rank: dict[str, Any]) -> list[dict[str, Any]]:
@@ -164,7 +174,6 @@ def checkpoint(outcome: Outcome) -> list[str]:
 
 
 def as_json(outcome: Outcome, advice: list[dict[str, Any]]) -> dict[str, Any]:
-    """Everything that was found."""
     kept = (
         *("rank", "stands_for", "parameters", "peak_bytes", "reserved_bytes", "needs_bytes"),
         *("communication_bytes", "fits", "memory", "activations", "peak", "after_steps"),
@@ -300,20 +309,8 @@ def draw(outcome: Outcome) -> bytes:
 
 
 def page(outcome: Outcome, picture: bytes, advice: list[dict[str, Any]]) -> bytes:
-    """Everything in one file."""
     full = outcome.fullest
     memory = [[name, f"{full['memory'].get(name, 0) / GB:.2f}"] for name in CLASSES]
-    ranks = [
-        [
-            str(one["rank"]),
-            str(len(one["stands_for"])),
-            f"{one['parameters']:,}",
-            f"{one['peak_bytes'] / GB:.2f}",
-            f"{one['needs_bytes'] / GB:.2f}",
-            "yes" if one["fits"] else "no",
-        ]
-        for one in outcome.ranks
-    ]
     messages = [
         [
             row["kind"],
@@ -329,7 +326,7 @@ def page(outcome: Outcome, picture: bytes, advice: list[dict[str, Any]]) -> byte
         *(f"<p><b>{html.escape(problem)}</b></p>" for problem in outcome.problems),
         _html.paragraphs(outcome.notes),
         _html.image("memory over a step", picture),
-        _html.table(["rank", "stands for", "parameters", "peak GB", "needs GB", "fits"], ranks),
+        _html.table(_RANK_COLUMNS, _rank_rows(outcome)),
         f"<h2>At the peak of rank {full['rank']}</h2>",
         _html.table(["class", "GB"], memory),
         "<h2>Collectives of one step</h2>",

@@ -266,7 +266,6 @@ class Session:
             self.begin_step()
 
     def begin_step(self) -> None:
-        """A training step begins."""
         assert self.mode is not None
         self._step_started = time.perf_counter()
         self.mode.begin_step()
@@ -280,7 +279,6 @@ class Session:
             self.finish()
 
     def optimizing(self, on: bool) -> None:
-        """The optimizer begins or ends."""
         if self.mode is not None:
             self.mode.optimizing = on
 

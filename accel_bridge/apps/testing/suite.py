@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from accel_bridge import Backend
-from accel_bridge.apps.testing._plugin import LAYOUTS, MOE, Agree, Command, Record
+from accel_bridge.apps.testing import LAYOUTS, MOE, Agree, Command, Record
 from accel_bridge.recording import read
 
 __all__ = [

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from accel_bridge.errors import ERROR_PREFIX, printable
 from accel_bridge.process.log import PREFIX
-from accel_bridge.process.progress._lines import DEVICE_MEMORY, OWN, Iteration, LogReader
+from accel_bridge.process.progress.lines import DEVICE_MEMORY, OWN, Iteration, LogReader
 
 #: Statuses of runs that somebody ended: no reason has to be shown.
 _STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -174,10 +174,6 @@ class Screen:
                 action()
             except (OSError, ValueError, SystemExit):
                 self._gone = True
-
-    def has_failed(self) -> bool:
-        """Whether the log ends with a reason to fail, for those who cannot see the status."""
-        return self._explained or any(_TRACE in line for line in self._last)
 
     def _at(self, found: Iteration) -> None:
         fresh = self._iteration is None or found.number != self._iteration.number

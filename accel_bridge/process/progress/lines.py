@@ -77,7 +77,6 @@ class Iteration:
 
     @property
     def seconds(self) -> float | None:
-        """Time of an iteration."""
         for name, factor in _SECONDS.items():
             if self.values.get(name, 0) > 0:
                 return self.values[name] * factor

@@ -6,8 +6,8 @@ import io
 import math
 from typing import Any, Final
 
-from accel_bridge.apps._html import image, page, paragraphs, table
-from accel_bridge.apps.comparison._compare import LATER, RATIO, Comparison, Departure, Kind, depths
+from accel_bridge.apps._html import finite, image, page, paragraphs, table
+from accel_bridge.apps.comparison import LATER, RATIO, Comparison, Departure, Kind, depths
 from accel_bridge.errors import printable
 from accel_bridge.process.extras import require
 from accel_bridge.recording import Recording
@@ -301,10 +301,10 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         "steps": [
             {
                 "step": row.a.number,
-                "loss": [_finite(row.a.loss), _finite(row.b.loss)],
-                "loss_difference": _finite(row.loss),
-                "gradient_norm": [_finite(row.a.gradient_norm), _finite(row.b.gradient_norm)],
-                "gradient_norm_difference": _finite(row.gradient_norm),
+                "loss": [finite(row.a.loss), finite(row.b.loss)],
+                "loss_difference": finite(row.loss),
+                "gradient_norm": [finite(row.a.gradient_norm), finite(row.b.gradient_norm)],
+                "gradient_norm_difference": finite(row.gradient_norm),
                 "seconds": [row.a.seconds, row.b.seconds],
                 "departs": row.departs,
             }
@@ -354,13 +354,8 @@ def _departure_as_json(item: Departure) -> dict[str, object]:
         "kind": item.kind,
         "name": item.name,
         "where": item.where,
-        "difference": _finite(item.size),
-        "factor": _finite(1 + item.distance.slope) if item.distance.systematic else None,
-        "limit": _finite(item.limit),
+        "difference": finite(item.size),
+        "factor": finite(1 + item.distance.slope) if item.distance.systematic else None,
+        "limit": finite(item.limit),
         "culprit": item.culprit or None,
     }
-
-
-def _finite(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else str(value)
