@@ -161,6 +161,7 @@ def injected_loads(line: bytes) -> object:
         raise orjson.JSONDecodeError(str(error), "", 0) from error
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("name", "injected"),
     [("split_lines", injected_split), ("orjson", injected_loads)],

@@ -70,6 +70,7 @@ def test_bytes_are_those_of_mindspeed_llm(name: str, tokenizer: Path, tmp_path: 
     assert make(case, data, tmp_path / "ours", tokenizer) == ANSWERS["digests"][name]
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("name", "injected"),
     [
