@@ -14,7 +14,7 @@ from accel_bridge.kernels import CONTRACTS
 from . import injected, injected_attention, wrong_arguments
 from .support import CASES
 
-pytestmark = pytest.mark.usefixtures("references_once")
+pytestmark = [pytest.mark.conformance, pytest.mark.usefixtures("references_once")]
 ERRORS = [
     pytest.param(contract, *error, id=f"{contract}: {name}")
     for contract, errors in {
