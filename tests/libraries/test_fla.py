@@ -84,6 +84,7 @@ def test_the_former_name_of_the_states_layout() -> None:
             rule(**given, state_v_first=True, transpose_state_layout=True)
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
 def test_every_option_matters(options: dict[str, Any]) -> None:
     """A test of the test above."""

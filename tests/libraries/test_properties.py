@@ -250,6 +250,7 @@ def test_strides_change_nothing(name: str) -> None:
     check(resolve_name(name), CASES[name](), gradient, in_order)
 
 
+@pytest.mark.conformance
 @pytest.mark.parametrize("kind", ["reads memory", "writes a copy", "returns a view"])
 def test_a_function_that_minds_strides_is_found(kind: str) -> None:
     def fault(x: torch.Tensor) -> torch.Tensor:

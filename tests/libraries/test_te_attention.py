@@ -286,6 +286,7 @@ def test_context_parallel_ranks_compute_what_one_computes(warm: str) -> None:
     assert max(found.values()) < 1e-9
 
 
+@pytest.mark.conformance
 def test_chunks_in_the_wrong_order_would_be_seen(warm: str) -> None:
     # Without a mask of positions the order of keys does not matter.
     any_order = ("no_mask None", "packed padding None gap 0")
