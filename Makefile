@@ -87,8 +87,8 @@ examples: $(STAMP) ## run every tutorial of docs/examples as it stands, in small
 	@PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 0 -m "example or megatron" tests/examples $(ARGS)
 
 .PHONY: conformance
-conformance: $(STAMP) ## the harnesses' own slow tests; every Triton kernel on every case (five minutes)
-	@$(PYTEST) -m conformance tests/conformance tests/ascend $(ARGS)
+conformance: $(STAMP) ## tests of the tests and of harnesses; every Triton kernel on every case (ten minutes)
+	@$(PYTEST) -m conformance $(ARGS)
 	@ACCEL_BRIDGE_BACKEND=cpu $(VENV_PYTHON) tests/cuda/interpreted.py --all
 
 .PHONY: clients
@@ -116,9 +116,10 @@ strangers: $(STAMP) ## run other projects' tests on the CPU with and without the
 
 # A sample of bad inputs, drawn by a seed: make hostile ARGS="--count 400 --seed 7 --kind outputs"
 .PHONY: hostile
-hostile: $(STAMP) ## try 400 bad inputs on every command, and 10,000 mutated files (half an hour)
+hostile: $(STAMP) ## try 400 bad inputs on every command, and 30,000 mutated files (half an hour)
 	@$(VENV_PYTHON) tests/conformance/hostile/run.py $(ARGS)
-	@$(VENV_PYTHON) tests/conformance/hostile/fuzz.py
+	@MANY_EXAMPLES=10 $(PYTEST) tests/parity/test_hostile.py tests/preprocess/test_index_fuzz.py \
+		tests/cli/test_fuzz.py
 
 .PHONY: build
 build: $(STAMP) ## make the wheel and the source distribution in dist/, and check them

@@ -38,14 +38,6 @@ SLOW_CASES = {
         ("ascend/test_kernels.py", f"test_kernel_passes[{name}]")
         for name in ("attention", "gated_delta_rule", "state_space_scan")
     ),
-    ("kernels/test_cpu.py", "test_cpu_kernel_passes[attention_max_logit]"),
-    *(
-        ("kernels/test_injected.py", f"{name}[attention]")
-        for name in (
-            "test_a_small_fault_in_any_result_or_gradient_is_caught",
-            "test_an_argument_that_is_used_wrongly_is_caught",
-        )
-    ),
     ("preprocess/test_handlers.py", "test_bytes_are_those_of_mindspeed_llm[alpaca-qwen3]"),
 }
 #: A word of every command line that trains with Megatron.

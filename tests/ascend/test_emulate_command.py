@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -190,24 +185,6 @@ def test_every_patch_is_reached_or_says_why_not(emulate: Emulate, tmp_path: Path
     assert {states[id] for id in tools} <= {"registered", "skipped"}, states
     assert {id: states[id] for id in ON_AN_NPU} == dict.fromkeys(ON_AN_NPU, "reached")
     assert all(p["reason"] for p in report["patches"] if p["state"] == "skipped")
-
-
-def test_termination_is_passed_on(libraries: Path, tmp_path: Path) -> None:
-    """A batch system sends SIGTERM to the first process only."""
-    ready = tmp_path / "ready"
-    code = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)"
-    command = [sys.executable, "-m", "accel_bridge", "emulate-ascend", "--", sys.executable, "-c"]
-    process = subprocess.Popen([*command, code], env=os.environ, stderr=subprocess.DEVNULL)
-    try:
-        for _ in range(300):
-            if ready.exists():
-                break
-            time.sleep(0.1)
-        assert ready.exists()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 128 + signal.SIGTERM
-    finally:
-        process.kill()
 
 
 def test_torchair_loads_and_says_that_graphs_are_not_emulated(emulate: Emulate) -> None:

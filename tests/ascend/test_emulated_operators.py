@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -165,7 +164,8 @@ def test_every_function_is_reached(
     )
 
 
-MACHINES = ("910B:8.5.0", "910B:8.0.0", "910C:8.5.0", "950:8.5.0")
+#: A 910C has the rows of a 910B but for numbers of ranks.
+MACHINES = ("910B:8.5.0", "910B:8.0.0", "950:8.5.0")
 #: Refused by torch_npu itself, before CANN is asked.
 OWN_CHECKS = {"layout", "mode", "packed_mode"}
 
@@ -196,20 +196,6 @@ def test_the_edges_of_the_table(walked: dict[str, Lines], machine: str) -> None:
     for line in lines:
         if line["side"] == "outside":
             assert line["rule"] in line["said"] or line["key"] in OWN_CHECKS, line
-
-
-def test_a_limit_that_is_off_by_one_is_named(emulate: Emulate, tmp_path: Path) -> None:
-    """Injected: a device that takes 255 heads where the table allows 256."""
-    report = tmp_path / "report.json"
-    script = (
-        "sed -i 's/heads\t1\t256/heads\t1\t255/' $ASCEND_EMULATOR_ROOT/limits && "
-        f"{sys.executable} -m accel_bridge ascend-limits --json {report}"
-    )
-    ended = emulate("sh", "-c", script, ASCEND_EMULATOR_LOOKS="1")
-    assert ended.returncode == 1
-    (wrong,) = (one for one in json.loads(report.read_text())["calls"] if one["contradicts"])
-    assert (wrong["key"], wrong["side"], wrong["value"]) == ("heads", "inside", 256)
-    assert "number of query heads is 1 to 256; with 256" in ended.output
 
 
 def test_every_row_refuses_something(walked: dict[str, Lines]) -> None:

@@ -35,7 +35,7 @@ def test_a_checkpoint_goes_to_the_npu_and_back(
 
 
 @pytest.mark.usefixtures("emulate")
-# Those that the CPU does not run in end_to_end/: every pair of dtype, order and band.
+# Every pair of dtype, order and band.
 @pytest.mark.parametrize("command", [COMMANDS[i] for i in (1, 2, 4, 7)])
 def test_commands_of_the_2023_adaptor(
     command: Command,

@@ -69,6 +69,7 @@ class TestFp32:
         run = emulated(*load, *layout.split(), processes=8).succeeded()
         assert worst_difference(dense_reference, run) <= FP32
 
+    @pytest.mark.conformance
     def test_an_injected_wrong_scale_is_seen(
         self,
         dense_checkpoint: Path,

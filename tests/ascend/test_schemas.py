@@ -74,6 +74,7 @@ def test_every_call_fits(libraries: Path, site: Path) -> None:
         assert described[0] == described[1][: len(ours)], name
 
 
+@pytest.mark.conformance
 def test_wrong_calls_are_found(libraries: Path, site: Path) -> None:
     problems = look(libraries, site, "--inject")["problems"]
     assert any(line.startswith("swiglu") and "axis" in line for line in problems)

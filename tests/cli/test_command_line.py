@@ -190,14 +190,6 @@ def test_python_m_accel_bridge_is_the_same_command(python: Python) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_the_installed_script_is_the_same_command() -> None:
-    script = Path(sys.executable).with_name("accel-bridge")
-    done = subprocess.run(
-        [script, "--help"], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert done.stdout == help_text(ALL)
-
-
 def test_a_closed_pipe_is_no_traceback() -> None:
     command = f"{sys.executable} -m accel_bridge backends | true"
     done = subprocess.run(

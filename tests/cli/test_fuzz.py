@@ -21,7 +21,8 @@ TEXT = st.text(st.characters(exclude_characters="\0"), max_size=30)
 WORDS = st.sampled_from(
     "plugins backends env parity compare kernels record patches --against --json --help --version "
     "-V -- --out --every --png --third --kernel --backend --wait --no-imports -1 0 1e999 nan . / "
-    "/dev/null /dev/zero /proc/self/mem \x1b[31m --every=0 --wait=1e-9".split()
+    "/dev/null /dev/zero /proc/self/mem \x1b[31m --every=0 --wait=1e-9 --samples --vocab-size "
+    "--smooth --names --kind bash --resumed --list --all \u202e \udcff".split()
 )
 #: Command lines that are quick whatever follows: none trains, and none imports torch.
 STARTS = st.sampled_from(
@@ -32,6 +33,10 @@ STARTS = st.sampled_from(
         ["backends"],
         ["patches", "--against"],
         ["env", "--no-imports"],
+        ["inspect"],
+        ["plot"],
+        ["libraries"],
+        ["completion"],
         ["parity"],
         [],
     ]

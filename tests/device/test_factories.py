@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -87,18 +85,6 @@ def test_factories_work_inside_a_device_context(on_meta: DeviceRedirection) -> N
         assert torch.rand(2, device="cpu").device.type == "cpu"
 
 
-def test_signature_and_text_are_kept(on_cpu: DeviceRedirection) -> None:
-    assert torch.zeros.__name__ == "zeros"
-    assert "scalar value" in (torch.zeros.__doc__ or "")
-    assert list(inspect.signature(torch.nn.Module.to).parameters) == ["self", "args", "kwargs"]
-    assert "backend" in inspect.signature(torch.distributed.new_group).parameters
-
-
-def test_pickle_finds_them_by_name(on_cpu: DeviceRedirection) -> None:
-    for item in (torch.zeros, torch.Generator, torch.cuda.Stream, torch.distributed.barrier):
-        assert pickle.loads(pickle.dumps(item)) is item
-
-
 def scripted(x: torch.Tensor) -> torch.Tensor:
     return torch.zeros([2]) + torch.full([2], 3.0) + torch.empty_like(x).fill_(1.0)
 
@@ -111,25 +97,6 @@ def test_torchscript_takes_the_builtins(cpu_spec: DeviceSpec) -> None:
         assert function(torch.ones(2)).tolist() == [4.0, 4.0]
         assert "aten::zeros" in str(function.graph)
     assert torch.jit.script(scripted)(torch.ones(2)).tolist() == [4.0, 4.0]
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning")
-def test_torchscript_needs_the_entry(cpu_spec: DeviceSpec) -> None:
-    """The check above can fail: without the entry in torch's table it does."""
-    from torch.jit import _builtins
-
-    with DeviceRedirection(cpu_spec):
-        operator = _builtins._builtin_table.pop(id(torch.zeros))
-        try:
-            with pytest.raises((RuntimeError, TypeError)):
-                torch.jit.script(scripted_alone)
-        finally:
-            _builtins._builtin_table[id(torch.zeros)] = operator
-
-
-def scripted_alone(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.zeros([2])
 
 
 @pytest.mark.slow

@@ -83,18 +83,6 @@ def test_undo_is_exact(spec: DeviceSpec) -> None:
         assert redirection.changes == ()
 
 
-def test_one_injected_change_is_seen(cpu_spec: DeviceSpec) -> None:
-    before = snapshot()
-    with DeviceRedirection(cpu_spec):
-        pass
-    original = torch.cuda.memory.empty_cache
-    torch.cuda.memory.empty_cache = lambda: None
-    try:
-        assert differences(before, snapshot()) == ["torch.cuda.memory.empty_cache"]
-    finally:
-        torch.cuda.memory.empty_cache = original
-
-
 def test_apply_and_undo_are_idempotent(cpu_spec: DeviceSpec) -> None:
     before = snapshot()
     redirection = DeviceRedirection(cpu_spec)

@@ -1,25 +1,25 @@
 """A rank that kills itself in the middle of something, for ``--runner "end_to_end.dying STAGE"``.
 
-Only rank 1 dies, and only in the first attempt of a launcher: in a backward pass, a collective that
-the other ranks wait in, or a save (:data:`SAVED` is the iteration whose checkpoint stays half).
+Only rank 1 dies, and only in the first attempt of a launcher: in a collective that the other rank
+waits in, or a save (:data:`SAVED` is the iteration whose checkpoint stays half).
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import accel_bridge.run
 
 RANK = "1"
-#: Calls after which it happens: training has begun, and a checkpoint is there.
-CALLS = {"backward": 600, "collective": 220}
+#: Collectives after which it happens: training has begun, and a checkpoint is there.
+CALLS = 220
 SAVED = "iter_0000004"
 
 
@@ -38,25 +38,14 @@ def _arm(stage: str, words: tuple[str, ...]) -> None:
         directory = Path(words[words.index("--save") + 1]) / SAVED
         threading.Thread(target=_die_when_there, args=(directory,), daemon=True).start()
         return
-    count = [0]
+    reduce, count = torch.distributed.all_reduce, itertools.count(1)
 
-    def call(*_: Any) -> None:
-        count[0] += 1
-        if count[0] == CALLS[stage]:
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        if next(count) == CALLS:
             os.kill(os.getpid(), signal.SIGKILL)
+        return reduce(*args, **kwargs)
 
-    if stage == "backward":
-        torch.nn.modules.module.register_module_full_backward_hook(call)
-    else:
-        torch.distributed.all_reduce = _counted(torch.distributed.all_reduce, call)
-
-
-def _counted(function: Callable[..., Any], call: Callable[[], None]) -> Callable[..., Any]:
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        call()
-        return function(*args, **kwargs)
-
-    return counted
+    torch.distributed.all_reduce = all_reduce
 
 
 def _die_when_there(directory: Path) -> None:

@@ -81,6 +81,7 @@ def test_two_ranks_with_sequence_parallelism_train_alike(adapted: tuple[Path, Ru
     assert max(abs(other.losses[number] - expected[number]) for number in expected) <= 1e-5
 
 
+@pytest.mark.conformance
 def test_a_wrong_scale_is_noticed(adapted: tuple[Path, Run]) -> None:
     directory, run = adapted
     other = from_first(directory, "--lora-alpha", "64").succeeded()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from end_to_end.launcher import COUNTING, DOCUMENTS, FUSED_HOST, Run, train, worst_difference
 
 
@@ -43,6 +45,7 @@ def test_the_bridges_own_rotary_embedding_trains_alike(
     assert run.left_behind == 0
 
 
+@pytest.mark.conformance
 def test_wrong_angles_and_a_tensor_that_stays_are_noticed(
     documents_checkpoint: Path, documents_reference: Run
 ) -> None:

@@ -1,6 +1,6 @@
 """Gradients that the backward pass itself adds to ``main_grad``: the losses stay the same.
 
-The model's embeddings are tied; on the first of two stages the embedding stands alone.
+The model's embeddings are tied; test_linear_loss.py has two stages, where they are apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ LAYOUTS = {
         "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     ),
     "tied, split": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
-    "two stages": (2, "--pipeline-model-parallel-size 2"),
 }
 
 
@@ -41,6 +40,7 @@ def test_trains_as_without_fusion(
     assert worst_difference(dense_reference, run) < 1e-5
 
 
+@pytest.mark.conformance
 def test_a_gradient_that_loses_tokens_is_noticed(
     dense_checkpoint: Path, dense_reference: Run
 ) -> None:

@@ -159,13 +159,6 @@ def test_nothing_at_all(name: str) -> None:
         assert torch.equal(found[1], inputs["initial_state"])
 
 
-def test_the_convolution_is_torchs() -> None:
-    x, weight, bias = random(2, 6, 9), random(6, 4, seed=1), random(6, seed=2)
-    expected = functional.conv1d(x, weight.unsqueeze(1), bias, padding=3, groups=6)[..., :9]
-    found = CONTRACTS["causal_convolution"].reference(x, weight, bias)
-    torch.testing.assert_close(found, expected)
-
-
 def test_padding_gives_zeros() -> None:
     inputs = convolution_inputs(7, True, False)
     inputs["sequence_ids"][:, 5:] = -1

@@ -45,10 +45,6 @@ def refusal(path: Path) -> RecordingError:
     return caught.value
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
-    assert "cannot be read" in refusal(tmp_path / "none.rec").what
-
-
 @pytest.mark.parametrize("data", [b"", b"\x00\x01", b"PK\x03\x04 something else", b"accel-bridge"])
 def test_another_file(path: Path, data: bytes) -> None:
     path.write_bytes(data)

@@ -79,21 +79,18 @@ def test_unfused_activations_are_megatrons(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "probabilities"),
     [
-        {"gated_linear_unit": False},
-        {"bias_activation_fusion": True},
-        {"use_te_activation_func": True},
-        {"activation_func": functional.relu},
+        ({"gated_linear_unit": False}, []),
+        ({"bias_activation_fusion": True}, []),
+        ({"use_te_activation_func": True}, []),
+        ({"activation_func": functional.relu}, []),
+        ({}, [torch.ones(3, 2, 1)]),
     ],
 )
-def test_what_the_contract_does_not_say_stays_megatrons(config: dict[str, Any]) -> None:
+def test_what_the_contract_does_not_say_stays_megatrons(
+    config: dict[str, Any], probabilities: list[torch.Tensor]
+) -> None:
     layer = mlp(**config)
-    patched()(layer, torch.randn(3, 2, 6))
-    assert layer.long
-
-
-def test_probabilities_of_an_expert_stay_megatrons() -> None:
-    layer = mlp()
-    patched()(layer, torch.randn(3, 2, 6), torch.ones(3, 2, 1))
+    patched()(layer, torch.randn(3, 2, 6), *probabilities)
     assert layer.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -65,13 +66,6 @@ def test_context_manager_undoes_when_its_body_raises(name: str) -> None:
     with pytest.raises(KeyError):
         body()
     assert a.f is original
-
-
-def test_a_wrapper_looks_like_what_it_wraps(name: str) -> None:
-    a = importlib.import_module(f"{name}.a")
-    signature, called = inspect.signature(a.f), a.f.__name__
-    with engine(make_patch(f"{name}.a:f", tag("w"), ("x", "y"))):
-        assert (inspect.signature(a.f), a.f.__name__) == (signature, called)
 
 
 def test_make_gets_its_context(name: str) -> None:
@@ -245,6 +239,9 @@ class TestFailures:
         with pytest.raises(PatchError, match=reason) as caught:
             start()
         assert caught.value.__cause__ is not None
+        # Code that tolerates missing modules does not hide it.
+        assert not isinstance(caught.value, ImportError)
+        assert loaded or f"{name}.a" not in sys.modules
         assert "'wrong'" in str(caught.value)
         assert active.active is not loaded
         active.deactivate()
@@ -254,17 +251,6 @@ class TestFailures:
 
 
 class TestComposition:
-    def test_declared_order_wraps_outwards(self, name: str) -> None:
-        a = importlib.import_module(f"{name}.a")
-        before = snapshot(name)
-        inner = make_patch(f"{name}.a:f", tag("inner"), ("x", "y"), id="inner")
-        outer = make_patch(f"{name}.a:f", tag("outer"), ("x", "y"), id="outer", after=("inner",))
-        with engine(outer, inner) as active:
-            for _ in range(3):
-                assert a.f(1) == ("outer", ("inner", 2))
-            assert states(active) == {"inner": State.REACHED, "outer": State.REACHED}
-        assert_same(before, snapshot(name))
-
     def test_an_inner_patch_that_is_passed_over_is_not_reached(self, name: str) -> None:
         a = importlib.import_module(f"{name}.a")
         inner = make_patch(f"{name}.a:f", tag("inner"), ("x", "y"), id="inner")

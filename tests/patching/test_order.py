@@ -49,11 +49,6 @@ def test_duplicate_ids_name_both_targets() -> None:
     assert all(word in str(error.value) for word in ("'a'", "pkg:f", "pkg:g"))
 
 
-def test_unknown_after_is_an_error() -> None:
-    with pytest.raises(PatchError, match="does not exist"):
-        ordered([p("a", "pkg:f", "nobody")])
-
-
 def test_after_across_modules_is_an_error() -> None:
     with pytest.raises(PatchError, match="another module"):
         ordered([p("a", "pkg:f"), p("b", "other:f", "a")])

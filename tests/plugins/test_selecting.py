@@ -69,18 +69,12 @@ def plugins(*backends: Backend, failed: tuple[FailedPlugin, ...] = ()) -> Plugin
 BROKEN = FailedPlugin("broken", "broken-pkg 1.0", "import", "ImportError: x", "Traceback ...\nboom")
 
 
-def test_evidence_chooses_the_accelerator() -> None:
-    gpu = Fake("gpu", 20, YES)
-    selection = select(plugins(CPU, gpu), Settings())
-    assert (selection.chosen, selection.how) == (gpu, "evidence")
-    assert selection.why == "gpu: 1 device"
-    assert [probed.backend.name for probed in selection.probes] == ["gpu", "cpu"]
-
-
 def test_two_accelerators_go_by_priority_and_it_is_said() -> None:
     gpu, npu = Fake("gpu", 20, YES), Fake("npu", 10, YES)
     selection = select(plugins(npu, CPU, gpu), Settings())
-    assert selection.chosen is gpu
+    assert (selection.chosen, selection.how) == (gpu, "evidence")
+    assert [probed.backend.name for probed in selection.probes] == ["gpu", "npu", "cpu"]
+    assert selection.why.startswith("gpu: 1 device")
     assert "npu is available too" in selection.why
     assert "ACCEL_BRIDGE_BACKEND=npu" in selection.why
 
@@ -91,16 +85,6 @@ def test_the_fallback_says_why_for_each_accelerator_and_failed_plugin() -> None:
     assert (selection.chosen, selection.how) == (CPU, "fallback")
     for reason in ("gpu: no driver", "npu: its probe raised RuntimeError: libx.so", "broken-pkg"):
         assert reason in selection.why
-
-
-@pytest.mark.parametrize("error", [OSError("x"), SystemExit(3), AssertionError("x")])
-def test_a_probe_that_raises_is_kept_and_stops_nobody(error: BaseException) -> None:
-    gpu = Fake("gpu", 20, error)
-    selection = select(plugins(gpu, CPU), Settings())
-    assert selection.chosen is CPU
-    probed = selection.probes[0]
-    assert not probed.probe.available
-    assert "Traceback" in str(probed.traceback)
 
 
 @pytest.mark.parametrize("how", ["argument", "variable"])

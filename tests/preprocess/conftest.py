@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from .support import TEXTS, tokenizer_arguments
+from .support import (
+    TEXTS,
+    assert_same_pair,
+    reference_lines,
+    tokenizer_arguments,
+    write_reference,
+)
 
 
 @pytest.fixture(scope="session")
@@ -79,3 +85,35 @@ def megatron_gpt2(megatron_tokenizer: Callable[..., Any], gpt2: SimpleNamespace)
         vocab_file=str(gpt2.vocab),
         merge_file=str(gpt2.merges),
     )
+
+
+@pytest.fixture
+def agree(
+    tmp_path: Path,
+    gpt2: SimpleNamespace,
+    megatron_gpt2: Any,
+    run: Callable[..., SimpleNamespace],
+) -> Callable[..., SimpleNamespace]:
+    """``agree(source, *flags)``: the bytes of the small vocabulary are Megatron's own.
+
+    ``records`` are what Megatron is given: those of the source, read as its tool reads them, unless
+    some are named. Returns what the command printed.
+    """
+
+    def call(
+        source: Path,
+        *flags: object,
+        records: Sequence[Any] | None = None,
+        keys: Sequence[str] = ("text",),
+        eod: bool = True,
+    ) -> SimpleNamespace:
+        words = ["--json-keys", *keys, *flags, *(["--append-eod"] if eod else [])]
+        done = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *words)
+        assert done.code == 0, done.err
+        records = list(reference_lines(source)) if records is None else records
+        for key in keys:
+            write_reference(tmp_path / "ref", records, megatron_gpt2, key=key, append_eod=eod)
+            assert_same_pair(tmp_path / "ours", tmp_path / "ref", f"{key}_document")
+        return done
+
+    return call

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .support import assert_same_pair, reference_lines, write_jsonl, write_reference
+from .support import reference_lines, write_jsonl, write_reference
 
 GOOD = b'{"text": "good"}'
 
@@ -64,23 +64,18 @@ def test_the_reference_fails_on_it_too(tmp_path, megatron_gpt2, name):
         write_reference(tmp_path / "ref", list(reference_lines(source)), megatron_gpt2)
 
 
-@pytest.mark.parametrize("name", BAD_LINES)
-def test_skipping_counts_and_lists(tmp_path, gpt2, megatron_gpt2, run, name):
-    line, reason = BAD_LINES[name]
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(b"\n".join([GOOD, line, GOOD, line]) + b"\n")
-    log = tmp_path / "errors.jsonl"
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod",
-        "--on-error", "skip", "--error-log", log,
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    assert "skipped    2" in result.out
+def test_skipping_counts_and_lists(tmp_path, agree):
+    source, log = tmp_path / "a.jsonl", tmp_path / "errors.jsonl"
+    lines = [line for bad, _ in BAD_LINES.values() for line in (GOOD, bad)]
+    source.write_bytes(b"\n".join(lines) + b"\n")
+    good = [json.loads(GOOD)] * len(BAD_LINES)
+    done = agree(source, "--on-error", "skip", "--error-log", log, records=good)
+    assert f"skipped    {len(BAD_LINES)}" in done.out
     entries = [json.loads(entry) for entry in log.read_text().splitlines()]
-    assert [entry["line"] for entry in entries] == [2, 4]
-    assert all(entry["file"] == str(source) and reason in entry["reason"] for entry in entries)
-    write_reference(tmp_path / "ref", [json.loads(GOOD)] * 2, megatron_gpt2)
-    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+    assert [entry["line"] for entry in entries] == list(range(2, len(lines) + 1, 2))
+    for entry, (_, reason) in zip(entries, BAD_LINES.values(), strict=True):
+        assert entry["file"] == str(source)
+        assert reason in entry["reason"]
 
 
 #: Lines that only some parsers take; the reference does, so the bytes must be its own.
@@ -105,19 +100,13 @@ ODD_LINES = {
 }
 
 
-@pytest.mark.parametrize("name", ODD_LINES)
-def test_odd_lines_are_read_as_the_reference_reads_them(tmp_path, gpt2, megatron_gpt2, run, name):
+def test_odd_lines_are_read_as_the_reference_reads_them(tmp_path, agree):
     source = tmp_path / "a.jsonl"
-    source.write_bytes(b"\n".join([GOOD, ODD_LINES[name], GOOD]))
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod"
-    )
-    assert result.code == 0, result.err
-    write_reference(tmp_path / "ref", list(reference_lines(source)), megatron_gpt2)
-    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
+    source.write_bytes(b"\n".join(line for odd in ODD_LINES.values() for line in (GOOD, odd)))
+    agree(source)
 
 
-def test_a_bad_key_among_several_drops_the_record_from_all(tmp_path, gpt2, run, megatron_gpt2):
+def test_a_bad_key_among_several_drops_the_record_from_all(tmp_path, agree):
     rows = [
         {"a": "x", "b": "y"},
         {"a": "x", "b": 3},
@@ -125,14 +114,7 @@ def test_a_bad_key_among_several_drops_the_record_from_all(tmp_path, gpt2, run, 
         {"a": "z", "b": "w"},
     ]
     source = write_jsonl(tmp_path / "a.jsonl", rows)
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod",
-        "--json-keys", "a", "b", "--on-error", "skip",
-    )  # fmt: skip
-    assert result.code == 0, result.err
-    for key in ("a", "b"):
-        write_reference(tmp_path / "ref", [rows[0], rows[3]], megatron_gpt2, key=key)
-        assert_same_pair(tmp_path / "ours", tmp_path / "ref", f"{key}_document")
+    agree(source, "--on-error", "skip", records=[rows[0], rows[3]], keys=("a", "b"))
 
 
 @pytest.mark.slow
@@ -222,25 +204,11 @@ def test_wrong_calls(tmp_path, run, flags, said):
     assert "next:" in result.err
 
 
-def test_the_same_bytes_whatever_the_glob_order(tmp_path, gpt2, megatron_gpt2, run):
+def test_the_same_bytes_whatever_the_glob_order(tmp_path, agree):
     for name in ("c", "a", "b"):
         write_jsonl(tmp_path / f"{name}.jsonl", [{"text": f"file {name}"}])
-    result = run(
-        "--input", tmp_path / "*.jsonl", "--output-prefix", tmp_path / "ours", *gpt2.flags,
-        "--append-eod",
-    )  # fmt: skip
-    assert result.code == 0
     paths = [tmp_path / f"{name}.jsonl" for name in "abc"]
-    write_reference(tmp_path / "ref", list(reference_lines(*paths)), megatron_gpt2)
-    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
-
-
-def test_both_indices_of_two_keys(tmp_path, gpt2, run):
-    source = write_jsonl(tmp_path / "a.jsonl", [{"a": "x", "b": "y"}])
-    prefix = tmp_path / "ours"
-    result = run("--input", source, "--output-prefix", prefix, *gpt2.flags, "--json-keys", "a", "b")
-    assert result.code == 0
-    assert outputs(tmp_path) == [f"ours_{k}_document.{s}" for k in "ab" for s in ("bin", "idx")]
+    agree(tmp_path / "*.jsonl", records=list(reference_lines(*paths)))
 
 
 #: A pattern that Oniguruma gives up on, which panics in Rust.

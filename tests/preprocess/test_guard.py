@@ -136,16 +136,6 @@ def test_long_texts_in_pieces_are_the_same(spec, monkeypatch, pattern):
     assert pieces.tolist() == exact.encode([text])[0].tolist()
 
 
-def test_a_wrong_cut_would_be_seen(spec, monkeypatch):
-    from accel_bridge.pretrain.preprocess import engines as engines_module
-
-    exact = HuggingFaceEngine(spec.payload, add_special_tokens=True)
-    monkeypatch.setattr(engines_module, "_EXACT_GROUP_CHARACTERS", 50)
-    text = "the quick brown fox jumps " * 40
-    pieces = exact.encode_in_pieces(text, re.compile("(?=[a-z])"))
-    assert pieces.tolist() != exact.encode([text])[0].tolist()
-
-
 def test_special_tokens_with_spaces_are_never_cut(spec):
     assert build_module.build_engine(spec).engine._can_cut
     document = orjson.loads(spec.payload)

@@ -23,8 +23,10 @@ MODEL = (
     "--no-check-for-nan-in-loss-and-grad --log-interval 100 "
 )
 LAYOUTS = {
-    "tp2-sp": (2, "--tensor-model-parallel-size 2 --sequence-parallel"),
-    "pp2": (2, "--pipeline-model-parallel-size 2"),
+    "tp2-sp-pp2": (
+        4,
+        "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2",
+    ),
     "vpp": (
         2,
         "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1",
@@ -33,13 +35,13 @@ LAYOUTS = {
         2,
         "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
     ),
-    "cp2": (2, "--context-parallel-size 2"),
-    "ep2": (
+    # Experts are shared among the ranks that share a sequence.
+    "cp2-ep2": (
         2,
-        "--expert-model-parallel-size 2 --num-experts 4 --moe-router-topk 4 --moe-grouped-gemm "
-        "--moe-token-dispatcher-type alltoall --moe-ffn-hidden-size 32",
+        "--context-parallel-size 2 --expert-model-parallel-size 2 --num-experts 4 "
+        "--moe-router-topk 4 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+        "--moe-ffn-hidden-size 32",
     ),
-    "tp2-pp2": (4, "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"),
     "fsdp": (
         2,
         "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "

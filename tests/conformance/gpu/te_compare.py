@@ -9,7 +9,8 @@ compares their files:
 
 Each case (te_cases.py) is computed from the same seeds, and measured against float64 in the process
 that computed it. The rule is the tolerance policy's: the shim's error is at most 2 times the real
-library's (gradients: 3 times), besides half a unit in the last place.
+library's (gradients: 3 times), besides half a unit in the last place; and where the real one's host
+never waits for the device in a pass, ours must not either.
 ``--sizes small --time-sizes small`` runs on a CPU.
 """
 
@@ -23,7 +24,9 @@ import re
 import statistics
 import sys
 import time
+import warnings
 import zlib
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -33,11 +36,16 @@ import torch
 Entry = dict[str, Any]
 
 
-def load_cases(shim: bool) -> Any:
-    """The cases, with the library that was asked for behind them."""
+def choose_library(shim: bool) -> None:
+    """Put accel_bridge's Transformer Engine before the real one, if it is asked for."""
     if shim:
         os.environ["ACCEL_BRIDGE_LIBRARIES"] = "all"
         importlib.import_module("accel_bridge.auto")
+
+
+def load_cases(shim: bool) -> Any:
+    """The cases, with the library that was asked for behind them."""
+    choose_library(shim)
     sys.path.insert(0, str(Path(__file__).parent))
     import te_cases
     import te_more_cases  # noqa: F401
@@ -45,13 +53,13 @@ def load_cases(shim: bool) -> Any:
     return te_cases
 
 
-def recipe(name: str) -> Any:
+def recipe(name: str, history: int = 4) -> Any:
     """An FP8 recipe by its short name."""
     from transformer_engine.common import recipe as recipes
 
     kinds = {
         "tensorwise": recipes.Float8CurrentScaling,
-        "delayed": lambda: recipes.DelayedScaling(amax_history_len=4),
+        "delayed": lambda: recipes.DelayedScaling(amax_history_len=history),
         "blockwise": recipes.Float8BlockScaling,
     }
     return kinds[name]()
@@ -144,23 +152,39 @@ def measure(problem: Any, name: str) -> dict[str, list[float]]:
     return errors
 
 
-def seconds(problem: Any, name: str, repeat: int) -> float:
-    """Median time of a forward and a backward pass."""
+def waits(step: Callable[[], object]) -> int:
+    """How often the host waits for the device in a step."""
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(one.message) for one in caught)
+
+
+def speed(problem: Any, name: str, repeat: int) -> tuple[float, int]:
+    """Median time of a forward and a backward pass, and how often the host waits in one."""
     inputs = leaves(problem.inputs)
     with precision(name):
         output = problem.call(problem.module, inputs)
     gradient = torch.ones_like(output)
+
+    def step() -> None:
+        with precision(name):
+            output = problem.call(problem.module, inputs)
+        output.backward(gradient)
+
     times = []
     for index in range(repeat + 3):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        with precision(name):
-            output = problem.call(problem.module, inputs)
-        output.backward(gradient)
+        step()
         torch.cuda.synchronize()
         if index >= 3:
             times.append(time.perf_counter() - start)
-    return statistics.median(times)
+    return statistics.median(times), waits(step)
 
 
 def one_line(error: Exception) -> str:
@@ -178,7 +202,7 @@ def run(cases: Any, one: Any, dtype: torch.dtype, name: str, options: Any) -> En
         if options.repeat:
             del problem
             problem = one.make(cases.SIZES[options.time_sizes], dtype)
-            entry["seconds"] = seconds(problem, name, options.repeat)
+            entry["seconds"], entry["waits"] = speed(problem, name, options.repeat)
     except Exception as error:
         if options.raise_:
             raise
@@ -241,6 +265,8 @@ def verdict(key: str, real: Entry | None, ours: Entry | None) -> tuple[str, str]
         return "skipped", f"the real one: {real['refused']}"
     if "errors" not in ours:
         return "FAIL", f"ours: {ours['refused']}"
+    if ours.get("waits") and not real.get("waits"):
+        return "FAIL", f"the host waits for the device {ours['waits']} times in a pass"
     share, part = judge(key, real, ours)
     why = f"{share:5.2f} of what is allowed ({part})"
     return ("PASS" if share <= 1.0 else "FAIL"), why
@@ -268,26 +294,33 @@ def compare(options: Any) -> int:
     return int(bool(failed))
 
 
-def main() -> int:
-    """The exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("record")
+def parse(description: str | None, verb: str, add: Callable[[Any], None]) -> Any:
+    """The options of a tool that writes one file for each library and compares the two."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser(verb)
     one.add_argument("file")
     one.add_argument("--shim", action="store_true", help="accel_bridge's, not the real one")
-    one.add_argument("--only", default="", help="cases whose name this expression finds")
-    one.add_argument("--sizes", default="medium", choices=["small", "medium", "large"])
-    one.add_argument("--time-sizes", default="large", choices=["small", "medium", "large"])
-    one.add_argument("--repeat", type=int, default=10, help="timed passes; 0: none")
     one.add_argument("--raise", dest="raise_", action="store_true", help="stop at an error")
-    one.set_defaults(run=record)
+    add(one)
     two = commands.add_parser("compare")
     two.add_argument("real")
     two.add_argument("ours")
-    two.set_defaults(run=compare)
-    options = parser.parse_args()
-    status: int = options.run(options)
-    return status
+    return parser.parse_args()
+
+
+def add_options(parser: Any) -> None:
+    """Those of ``record`` alone."""
+    parser.add_argument("--only", default="", help="cases whose name this expression finds")
+    parser.add_argument("--sizes", default="medium", choices=["small", "medium", "large"])
+    parser.add_argument("--time-sizes", default="large", choices=["small", "medium", "large"])
+    parser.add_argument("--repeat", type=int, default=10, help="timed passes; 0: none")
+
+
+def main() -> int:
+    """The exit status."""
+    options = parse(__doc__, "record", add_options)
+    return compare(options) if options.command == "compare" else record(options)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,7 @@ order.
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
-import os
 import time
 import zlib
 from contextlib import nullcontext
@@ -23,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from te_compare import choose_library, parse, recipe
 from torch.nn import functional
 
 #: hidden, feed-forward, heads, groups, layers, sequence, batch, vocabulary.
@@ -31,18 +29,6 @@ SIZES: Final = {
     "medium": (768, 2048, 12, 4, 6, 512, 8, 4096),
 }
 MODES: Final = ("bfloat16", "bfloat16 reversed", "tensorwise", "delayed", "blockwise")
-
-
-def recipe(name: str) -> Any:
-    """An FP8 recipe by its short name."""
-    from transformer_engine.common import recipe as recipes
-
-    kinds = {
-        "tensorwise": recipes.Float8CurrentScaling,
-        "delayed": lambda: recipes.DelayedScaling(amax_history_len=16, amax_compute_algo="max"),
-        "blockwise": recipes.Float8BlockScaling,
-    }
-    return kinds[name]()
 
 
 class Model(torch.nn.Module):
@@ -120,7 +106,7 @@ def train(mode: str, size: tuple[int, ...], steps: int) -> tuple[list[float], fl
     model = Model(size)
     fill(model)
     if "bfloat16" not in mode:
-        model.recipe = recipe(mode)
+        model.recipe = recipe(mode, history=16)
     optimizer = FusedAdam(
         model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, master_weights=True
     )
@@ -148,9 +134,7 @@ def distance(content: dict[str, Any], mode: str) -> float:
 
 def record(options: Any) -> int:
     """Train in each mode, and write the file."""
-    if options.shim:
-        os.environ["ACCEL_BRIDGE_LIBRARIES"] = "all"
-        importlib.import_module("accel_bridge.auto")
+    choose_library(options.shim)
     import transformer_engine
 
     content: dict[str, Any] = {
@@ -201,24 +185,16 @@ def compare(options: Any) -> int:
     return int(bool(failed))
 
 
+def add_options(parser: Any) -> None:
+    """Those of ``train`` alone."""
+    parser.add_argument("--size", default="medium", choices=list(SIZES))
+    parser.add_argument("--steps", type=int, default=100)
+
+
 def main() -> int:
     """The exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("train")
-    one.add_argument("file")
-    one.add_argument("--shim", action="store_true", help="accel_bridge's, not the real one")
-    one.add_argument("--size", default="medium", choices=list(SIZES))
-    one.add_argument("--steps", type=int, default=100)
-    one.add_argument("--raise", dest="raise_", action="store_true", help="stop at an error")
-    one.set_defaults(run=record)
-    two = commands.add_parser("compare")
-    two.add_argument("real")
-    two.add_argument("ours")
-    two.set_defaults(run=compare)
-    options = parser.parse_args()
-    status: int = options.run(options)
-    return status
+    options = parse(__doc__, "train", add_options)
+    return compare(options) if options.command == "compare" else record(options)
 
 
 if __name__ == "__main__":

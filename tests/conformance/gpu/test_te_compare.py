@@ -40,6 +40,12 @@ def test_what_only_the_shim_refuses_is_a_failure() -> None:
     assert compare.verdict("Linear", None, entry(0.01, 0.01))[0] == "skipped"
 
 
+def test_a_pass_may_not_wait_for_the_device_where_the_real_one_does_not() -> None:
+    real, ours = entry(0.01, 0.01), entry(0.01, 0.01)
+    for real["waits"], ours["waits"], expected in ((0, 1, "FAIL"), (1, 1, "PASS"), (0, 0, "PASS")):
+        assert compare.verdict("Linear", real, ours)[0] == expected
+
+
 def test_distance_from_bfloat16() -> None:
     losses = {"bfloat16": [3.0, 2.0], "delayed": [3.1, 1.7]}
     assert training.distance({"losses": losses}, "delayed") == pytest.approx(0.2)

@@ -126,33 +126,6 @@ def _stream(good: Good, name: str, refused: bool | None, **streams: Any) -> Case
     )
 
 
-#: What takes long enough to be interrupted, besides every command that works.
-_LONG: Final = (
-    "env --wait 60",
-    "backends --kernels",
-    "parity kernels --backend cpu",
-    "patches",
-    "demo --out made --iterations 500",
-)
-#: Seconds after which Ctrl-C is typed: while Python starts, while torch is imported, at work.
-_MOMENTS: Final = (0.2, 0.4, 0.8, 1.5, 4.0)
-
-
-def interrupts(source: random.Random) -> list[Case]:
-    """Ctrl-C at some moment of a command."""
-    return _shuffled(source, _interrupts())
-
-
-def _interrupts() -> Iterator[Case]:
-    lines = [(good.words(), good.outputs) for good in GOOD if "--" in good.line]
-    lines += [(["accel_bridge", *line.split()], ("made",)) for line in _LONG * 3]
-    for words, outputs in lines:
-        for moment in _MOMENTS:
-            name = f"{' '.join(words[1:4])} after {moment} s"
-            out = (*outputs, "out.preprocess.lock")
-            yield Case("interrupts", name, words, None, outputs=out, interrupt=moment, memory=None)
-
-
 #: What a hook or a module of a plugin does instead of its work.
 _BODIES: Final = {
     "a text": "return 'text'",

@@ -60,12 +60,6 @@ def _change(name: str, seed: int) -> Prepare:
     return prepare
 
 
-def document_changed(source: random.Random) -> bytes:
-    """The recording `a.rec` of this directory with one value changed, under a right checksum."""
-    value = document(Path("a.rec"))
-    return packed(json.dumps(changed(value, source, list(places(value)))).encode())
-
-
 def recordings(source: random.Random) -> list[Case]:
     """Damaged files, and documents with another value under a right checksum."""
     found = []
