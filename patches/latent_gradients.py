@@ -81,6 +81,7 @@ PATCHES = (
         removed_when="upstream sums that gradient there",
         loses="multi-latent attention of DSA trains with wrong gradients with such projections",
         requires=f"{DISTRIBUTION}>=0.17",
+        elsewhere="before 0.17 Megatron has no such attention",
         uses=("self",),
     ),
 )
