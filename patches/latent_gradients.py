@@ -77,7 +77,7 @@ PATCHES = (
         "AbsorbedMLASelfAttention.__init__",
         kind=Kind.WRAP,
         make=_make,
-        why="the same in the attention of DSA with down projections that are split by columns",
+        why="the same in DSA's attention with split down projections",
         removed_when="upstream sums that gradient there",
         loses="multi-latent attention of DSA trains with wrong gradients with such projections",
         requires=f"{DISTRIBUTION}>=0.17",
