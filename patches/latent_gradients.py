@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 
@@ -69,6 +69,19 @@ PATCHES = (
         removed_when="upstream sums that gradient without sequence parallelism and in local layers",
         loses="multi-latent attention trains with wrong gradients, and with other weights on each "
         "rank, with tensor but without sequence parallelism or with --transformer-impl local",
+        uses=("self",),
+    ),
+    megatron_patch(
+        id="absorbed-latent-gradients",
+        target="megatron.core.transformer.experimental_attention_variant.absorbed_mla:"
+        "AbsorbedMLASelfAttention.__init__",
+        kind=Kind.WRAP,
+        make=_make,
+        why="the same in DSA's attention with split down projections",
+        removed_when="upstream sums that gradient there",
+        loses="multi-latent attention of DSA trains with wrong gradients with such projections",
+        requires=f"{DISTRIBUTION}>=0.17",
+        elsewhere="before 0.17 Megatron has no such attention",
         uses=("self",),
     ),
 )

@@ -21,8 +21,8 @@ _INTRODUCTION: Final = """\
 <img src="images/compatibility.svg" alt="Layouts of each Megatron version, by outcome" width="720">
 
 What was run on which Megatron, unedited. Each training layout starts from one checkpoint and is
-compared with one process, dense and with experts: passed/run, largest difference of a loss. Every
-row is in `tools/compatibility/*.json` with its command, versions and date.
+compared with one process, dense and with experts: passed/run, largest difference of a loss.
+Commands and dates: `tools/compatibility/*.json`.
 
 """
 _SAME: Final = """\

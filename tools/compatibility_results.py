@@ -32,8 +32,8 @@ FORMAT: Final = 1
 #: Kinds of runs, in the page's order -> what they are.
 KINDS: Final = {
     "matrix": "Layouts",
-    "suite": "Megatron's own unit tests",
-    "recipes": "Megatron's functional recipes",
+    "suite": "Unit tests",
+    "recipes": "Functional recipes",
     "models": "Models",
     "features": "What main has since 0.19",
     "training": "Ways to train",

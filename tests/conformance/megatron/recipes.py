@@ -2,7 +2,7 @@
 
     python tests/conformance/megatron/recipes.py CHECKOUT [--only REGEX] [--backend cpu] [--jobs 1]
         [--limit 300] [--budget SECONDS] [--tokenizer own|null] [--warm] [--most 8]
-        [--later FILE...] [--json FILE] [--logs DIRECTORY]
+        [--json FILE] [--results FILE] [--logs DIRECTORY]
 
 CHECKOUT has Megatron's tests/functional_tests, its scripts and its package (or the installed
 package serves). How a recipe is made small: recipe_rules.py. What an end means: recipe_verdicts.py.
@@ -81,36 +81,11 @@ def _verdicts(runner: Runner, options: argparse.Namespace) -> Iterator[tuple[Rec
     for recipe in recipes(runner.checkout):
         if re.search(options.only, f"{recipe.family}/{recipe.name}"):
             groups.setdefault(runner.signature(recipe), []).append(recipe)
-    later = {
-        (row["family"], row["recipe"]) if "recipe" in row else (row["subject"], row["case"])
-        for path in options.later
-        for row in _rows(path)
-        if row["outcome"] == "passed"
-    }
-
-    def phases(recipe: Recipe) -> int:
-        return 2 if recipe.mode == "inference" else len(runner.keys(recipe))
-
-    # What is not known first, and of that the long ones, or those that are soon done.
-    ordered = sorted(
-        groups.values(),
-        key=lambda alike: (
-            all((one.family, one.name) in later for one in alike),
-            phases(alike[0]) * (1 if options.short_first else -1),
-        ),
-    )
     with ThreadPoolExecutor(options.jobs) as pool:
-        running = {pool.submit(one, alike[0]): alike for alike in ordered}
+        running = {pool.submit(one, alike[0]): alike for alike in groups.values()}
         for done in as_completed(running):
             for recipe in running[done]:
                 yield recipe, done.result()
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    """The verdicts of ``--json`` or ``--results``."""
-    document = json.loads(path.read_text(encoding="utf-8"))
-    rows: list[dict[str, str]] = document if isinstance(document, list) else document["rows"]
-    return rows
 
 
 def write_results(
@@ -152,10 +127,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", choices=("own", "null"), default="own")
     parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
     parser.add_argument("--most", type=int, default=8, help="ranks above which no replica is added")
-    parser.add_argument(
-        "--later", type=Path, nargs="+", default=[], help="results; run last what passed there"
-    )
-    parser.add_argument("--short-first", action="store_true", help="most results in little time")
     parser.add_argument("--json", type=Path, help="write every verdict to this file")
     parser.add_argument("--results", type=Path, help="write them for tools/compatibility, too")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")

@@ -27,8 +27,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
         known = {f"{TESTS}/{test}" for tests in earlier for test in tests}
         left = {test.partition("::")[0] for test in known - passed}
         files = [file for file in files if file in left]
-    parts = _parts(files, passed, chosen, arguments)
+    parts = _parts(files, chosen, arguments)
     small = {} if arguments.full_size else read_small(REASONS, checkout / TESTS, arguments.backend)
     with tempfile.TemporaryDirectory() as name:
         jobs = [
@@ -206,34 +206,15 @@ def _load(checkout: Path, modules: Iterable[str], *, bridge: bool, cold: bool) -
 
 
 def _parts(
-    files: Sequence[str],
-    without: Container[str],
-    only: Mapping[str, frozenset[str]],
-    arguments: argparse.Namespace,
+    files: Sequence[str], only: Mapping[str, frozenset[str]], arguments: argparse.Namespace
 ) -> list[tuple[str, tuple[int, int]]]:
-    """(file, (part, parts)), the longest files of earlier runs first, in several parts."""
+    """(file, (part, parts)), the longest files first, in several parts."""
     if arguments.collect:
         return [(file, (0, 0)) for file in files]
-    known: dict[str, float] = defaultdict(float)
-    for path in arguments.times:
-        for test, end in read(path)["tests"].items():
-            file = f"{TESTS}/{test.partition('::')[0]}"
-            if f"{TESTS}/{test}" not in without and (
-                not only or f"{TESTS}/{test}" in only.get(file, ())
-            ):
-                # What ended early on fewer ranks may run on more.
-                guess = 0.05 if end["outcome"] in ("passed", "skipped") else 1.0
-                known[file] += end["seconds"] + guess
-    times = {
-        file: known.get(file) or len(only.get(file, ())) or _guess(arguments.checkout / file)
-        for file in files
-    }
+    times = {file: len(only.get(file, ())) or _guess(arguments.checkout / file) for file in files}
     parts = {file: max(1, round(times[file] / arguments.part)) for file in files}
     chosen = [(file, (part, parts[file])) for file in files for part in range(parts[file])]
-    if only:
-        return chosen
-    longest = sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
-    return longest[::-1] if arguments.short_first else longest
+    return chosen if only else sorted(chosen, key=lambda one: -times[one[0]] / parts[one[0]])
 
 
 def _guess(path: Path) -> float:
@@ -356,16 +337,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--megatron", default="", help="the version, where it cannot be read")
     one.add_argument("--collect", action="store_true", help="only name the tests")
     one.add_argument(
-        "--times", type=Path, nargs="+", default=[], help="results whose times divide the files"
-    )
-    one.add_argument(
         "--unless", type=Path, nargs="+", default=[], help="results; not what passed there"
     )
     one.add_argument(
         "--tests", type=Path, metavar="FILE", help="run only these, a file::test in each line"
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
-    one.add_argument("--short-first", action="store_true", help="most results in little time")
     one.add_argument("--full-size", action="store_true", help="without the list's small models")
     one.add_argument("--online", action="store_true", help="let tests download what they need")
     one.add_argument("--cold", action="store_true", help="let every rank import Megatron itself")
