@@ -238,7 +238,8 @@ def mamba_inner_fn(
         """[b, n, s], or [b, n, 2 s] of [b, s, 2 n]."""
         if not A.is_complex():
             return values.transpose(1, 2)
-        return values.unflatten(-1, (-1, 2)).transpose(1, 2).flatten(-2)
+        pairs: torch.Tensor = values.unflatten(-1, (-1, 2))
+        return pairs.transpose(1, 2).flatten(-2)
 
     delta = functional.linear(normed(step, dt_rms_weight), delta_proj_weight).transpose(1, 2)
     if B is None:
