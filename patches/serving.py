@@ -1,4 +1,7 @@
-"""vLLM beside a trainer, where its platform has nothing to free."""
+"""vLLM beside a trainer, where its platform has nothing to free.
+
+Its worker on a CPU ignores being put to sleep; only its start refuses the option.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,7 @@ PATCHES = (
         target="vllm.engine.arg_utils:EngineArgs.create_model_config",
         kind=Kind.WRAP,
         make=_make,
-        why="trainers always ask vLLM for a sleep mode, and on a CPU it refuses to start with one, "
-        "though its worker there ignores being put to sleep",
+        why="on a CPU vLLM refuses sleep modes that trainers ask for",
         upstream="https://github.com/vllm-project/vllm/blob/main/vllm/engine/arg_utils.py",
         removed_when="vLLM starts with a sleep mode on every platform",
         loses="trainers that generate with vLLM (ROLL, NeMo-RL) end at its start on a CPU",
