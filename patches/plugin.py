@@ -37,6 +37,7 @@ _MODULES: Final = (
         "checksums",
     ),
     "save_lock",
+    "serving",
     *("training_log", "progress", "host_limit", "memory_limit", "loss_checks"),
     *(
         "argument_values",

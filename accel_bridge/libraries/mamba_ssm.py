@@ -17,7 +17,6 @@ from typing import cast
 import torch
 from torch.nn import functional
 
-from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import (
     CAUSAL_CONVOLUTION,
     NORM_FORWARD,
@@ -65,26 +64,22 @@ def selective_scan_fn(
     Computed in float32, step by step (Gu and Dao 2023, arXiv:2312.00752, algorithm 2).
 
     :param u: [b, d, s]; delta and z too.
-    :param A: [d, n], real.
-    :param B: [d, n], [b, n, s] or [b, g, n, s]; C too.
+    :param A: [d, n]; if it is complex, the output is twice the real part.
+    :param B: [d, n], [b, n, s] or [b, g, n, s], where A is complex [.., 2 s] of pairs; C too.
     :param D: [d]; ``delta_bias`` too, added before the softplus.
-    :returns: [b, d, s] in u's dtype; with ``return_last_state`` also float32 [b, d, n].
-    :raises BridgeError: a complex A.
+    :returns: [b, d, s] in u's dtype; with ``return_last_state`` also [b, d, n], float32 or complex.
     """
-    if A.is_complex():
-        raise BridgeError(
-            "The selective scan takes a real A here.",
-            evidence=f"A is {A.dtype}",
-            next="use the model's own scan (Transformers: use_mambapy, or its slow path)",
-        )
     dtype = compute_dtype(u)
     step, values = delta.to(dtype), u.to(dtype)
     if delta_bias is not None:
         step = step + delta_bias.to(dtype)[:, None]
     if delta_softplus:
         step = functional.softplus(step)
-    write, read = (_by_step(one.to(dtype), u.shape) for one in (B, C))
-    decays = torch.exp(step.unsqueeze(-1) * A.to(dtype)[:, None])  # [b, d, s, n]
+    A = A.to(torch.promote_types(A.dtype, dtype))
+    if A.is_complex():
+        B, C = (_of_pairs(one.to(dtype)) if one.dim() > 2 else one for one in (B, C))
+    write, read = (_by_step(one.to(A.dtype), u.shape) for one in (B, C))
+    decays = torch.exp(step.unsqueeze(-1) * A[:, None])  # [b, d, s, n]
     added = (step * values).unsqueeze(-1) * write
     state = added.new_zeros(added.shape[0], added.shape[1], added.shape[3])
     states = []
@@ -92,12 +87,19 @@ def selective_scan_fn(
         state = decay * state + more
         states.append(state)
     output = (torch.stack(states, 2) * read).sum(-1) if states else torch.zeros_like(values)
+    if output.is_complex():
+        output = output.real * 2
     if D is not None:
         output = output + values * D.to(dtype)[:, None]
     if z is not None:
         output = output * functional.silu(z.to(dtype))
     output = output.to(u.dtype)
     return (output, state) if return_last_state else output
+
+
+def _of_pairs(numbers: torch.Tensor) -> torch.Tensor:
+    """[.., s] complex of [.., 2 s]."""
+    return torch.view_as_complex(numbers.unflatten(-1, (-1, 2)).contiguous())
 
 
 def _by_step(matrix: torch.Tensor, size: torch.Size) -> torch.Tensor:
@@ -210,7 +212,7 @@ def mamba_inner_fn(
 
     :param xz: [b, 2 d, s], the values and their gate.
     :param conv1d_weight: [d, 1, w].
-    :param x_proj_weight: [r + 2 n, d].
+    :param x_proj_weight: [r + 2 n, d]; twice as many n where A is complex.
     :param delta_proj_weight: [d, r].
     :param out_proj_weight: [h, d].
     :param A: [d, n].
@@ -222,7 +224,7 @@ def mamba_inner_fn(
     x, z = xz.chunk(2, dim=1)
     x = kernel(CAUSAL_CONVOLUTION)(x, conv1d_weight.squeeze(1), conv1d_bias, silu=True)
     projected = functional.linear(x.transpose(1, 2), x_proj_weight)  # [b, s, r + 2 n]
-    n, rank = A.shape[1], delta_proj_weight.shape[1]
+    n, rank = A.shape[1] * (2 if A.is_complex() else 1), delta_proj_weight.shape[1]
     step, write, read = projected[..., :rank], projected[..., rank : rank + n], projected[..., -n:]
 
     def normed(values: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
@@ -232,13 +234,20 @@ def mamba_inner_fn(
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + b_c_dt_rms_eps)
         return (wide * weight.to(wide.dtype)).to(values.dtype)
 
+    def by_state(values: torch.Tensor) -> torch.Tensor:
+        """[b, n, s], or [b, n, 2 s] of [b, s, 2 n]."""
+        if not A.is_complex():
+            return values.transpose(1, 2)
+        pairs: torch.Tensor = values.unflatten(-1, (-1, 2))
+        return pairs.transpose(1, 2).flatten(-2)
+
     delta = functional.linear(normed(step, dt_rms_weight), delta_proj_weight).transpose(1, 2)
     if B is None:
         B = write if B_proj_bias is None else write + B_proj_bias.to(write.dtype)
-        B = normed(B, b_rms_weight).transpose(1, 2)
+        B = by_state(normed(B, b_rms_weight))
     if C is None:
         C = read if C_proj_bias is None else read + C_proj_bias.to(read.dtype)
-        C = normed(C, c_rms_weight).transpose(1, 2)
+        C = by_state(normed(C, c_rms_weight))
     output = selective_scan_fn(x, delta, A, B, C, D, z, delta_bias, delta_softplus)
     assert isinstance(output, torch.Tensor)
     return functional.linear(output.transpose(1, 2), out_proj_weight, out_proj_bias)

@@ -168,6 +168,32 @@ def test_simple_gla(reverse: bool, cu_seqlens: list[int] | None) -> None:
         torch.testing.assert_close(final[index], state, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_other_simple_glas_are_the_chunked_one(gated: bool) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 9, 2, 6), torch.randn(2, 9, 2, 6), torch.randn(2, 9, 2, 5)
+    g, initial = (-torch.rand(2, 9, 2) if gated else None), torch.randn(2, 2, 6, 5)
+    chunked = load("fla.ops.simple_gla:chunk_simple_gla")
+    fused = load("fla.ops:fused_chunk_simple_gla")
+    given = {"initial_state": initial, "output_final_state": True}
+    torch.testing.assert_close(fused(q, k, v, g, **given), chunked(q, k, v, g, **given))
+    parallel = load("fla.ops.simple_gla.parallel:parallel_simple_gla")
+    output, scores = parallel(q, k, v, g, output_attentions=True)
+    torch.testing.assert_close(output, chunked(q, k, v, g)[0])
+    torch.testing.assert_close(torch.einsum("bhij,bjhd->bihd", scores, v), output)
+    packed = torch.tensor([0, 9])
+    assert parallel(q[:1], k[:1], v[:1], cu_seqlens=packed)[1] is None
+    with pytest.raises(ValueError, match="variable-length"):
+        parallel(q[:1], k[:1], v[:1], output_attentions=True, cu_seqlens=packed)
+
+
+def test_the_gate_of_the_delta_rule() -> None:
+    g, A_log, bias = torch.randn(2, 3, 4), torch.rand(4), torch.randn(4)
+    found = load("fla.ops.gated_delta_rule.gate:fused_gdn_gate")(g, A_log, bias, torch.bfloat16)
+    expected = -A_log.exp() * functional.softplus(g + bias)
+    torch.testing.assert_close(found, expected.bfloat16())
+
+
 @pytest.mark.parametrize("cu_seqlens", [None, [0, 5, 30]])
 def test_the_delta_product_writes_several_times(cu_seqlens: list[int] | None) -> None:
     torch.manual_seed(0)

@@ -364,6 +364,27 @@ def test_the_selective_scan_is_its_own_steps(groups: int | None, gated: bool) ->
     assert not torch.allclose(output, torch.stack(expected, -1).roll(1, -1))
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_complex_scan_gives_twice_the_real_part(shared: bool) -> None:
+    torch.manual_seed(0)
+    b, d, s, n = 2, 4, 7, 3
+    u, delta = torch.randn(2, b, d, s, dtype=torch.float64)
+    A = torch.complex(-torch.rand(d, n).double(), torch.randn(d, n).double())
+    B, C = torch.randn(2, *((d, n) if shared else (b, n, s)), dtype=A.dtype)
+    pairs = [one if shared else torch.view_as_real(one).flatten(-2) for one in (B, C)]
+    output, last = inner("selective_scan_fn")(u, delta, A, *pairs, return_last_state=True)
+    wide = [
+        (one[None, :, :, None] if shared else one[:, None]).expand(b, d, n, s) for one in (B, C)
+    ]
+    state, expected = A.new_zeros(b, d, n), []
+    for t in range(s):
+        moved = (delta * u)[:, :, t, None] * wide[0][..., t]
+        state = (delta[:, :, t, None] * A).exp() * state + moved
+        expected.append(2 * (state * wide[1][..., t]).sum(-1).real)
+    torch.testing.assert_close(output, torch.stack(expected, -1))
+    torch.testing.assert_close(last, state)
+
+
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
     torch.manual_seed(0)

@@ -8,7 +8,7 @@ __version__ = LIBRARIES["fla"].version
 
 _CONV = "ShortConvolution causal_conv1d causal_conv1d_update"
 _RULE = "chunk_gated_delta_rule fused_recurrent_gated_delta_rule"
-_GLA = "chunk_simple_gla fused_recurrent_simple_gla"
+_GLA = "chunk_simple_gla fused_chunk_simple_gla fused_recurrent_simple_gla parallel_simple_gla"
 
 #: Public module -> the module here that implements it, and its names.
 MODULES = {
@@ -29,9 +29,12 @@ MODULES = {
         "_ops",
         "fused_recurrent_gated_delta_rule fused_recurrent_gdn",
     ),
+    "fla.ops.gated_delta_rule.gate": ("_ops", "fused_gdn_gate"),
     "fla.ops.gated_delta_rule": ("_ops", f"{_RULE} chunk_gdn fused_recurrent_gdn"),
     "fla.ops.simple_gla.chunk": ("_ops", "chunk_simple_gla"),
+    "fla.ops.simple_gla.fused_chunk": ("_ops", "fused_chunk_simple_gla"),
     "fla.ops.simple_gla.fused_recurrent": ("_ops", _GLA),
+    "fla.ops.simple_gla.parallel": ("_ops", "parallel_simple_gla"),
     "fla.ops.simple_gla": ("_ops", _GLA),
     "fla.ops": ("_ops", f"{_RULE} {_GLA} chunk_gated_delta_product"),
     "fla.utils": ("_modules", "USE_CUDA_GRAPH"),

@@ -140,6 +140,16 @@ def gate(g: torch.Tensor, A_log: torch.Tensor | None, dt_bias: torch.Tensor | No
     return -A_log.to(dtype).exp() * functional.softplus(wide)
 
 
+def fused_gdn_gate(
+    g: torch.Tensor,
+    A_log: torch.Tensor,
+    dt_bias: torch.Tensor | None = None,
+    output_dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """:func:`gate`, in ``output_dtype``."""
+    return gate(g, A_log, dt_bias).to(output_dtype)
+
+
 def betas(beta: torch.Tensor, sigmoid: bool, doubled: bool) -> torch.Tensor:
     """``beta``, or its sigmoid in float32, once or twice.
 
@@ -384,3 +394,56 @@ def fused_recurrent_simple_gla(
         if state is not None and cu_seqlens is not None:
             state = state.flip(0)
     return output, state
+
+
+def fused_chunk_simple_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    g_gamma: torch.Tensor | None = None,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """:func:`chunk_simple_gla`; upstream's reads its inputs once."""
+    return chunk_simple_gla(
+        q, k, v, g, g_gamma, scale, initial_state, output_final_state, cu_seqlens=cu_seqlens
+    )
+
+
+def parallel_simple_gla(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor | None = None,
+    scale: float | None = None,
+    output_attentions: bool = False,
+    cu_seqlens: torch.Tensor | None = None,
+    cu_seqlens_cpu: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """:func:`chunk_simple_gla` without states.
+
+    :param output_attentions: also return the scores; no gradient goes through them.
+    :returns: [b, t, h, d], and [b, h, t, t] like ``q``, or None.
+    :raises ValueError: scores of packed sequences.
+    """
+    if output_attentions and cu_seqlens is not None:
+        raise ValueError("output_attentions=True is not supported with variable-length sequences")
+    output, _ = chunk_simple_gla(q, k, v, g, scale=scale, cu_seqlens=cu_seqlens, **kwargs)
+    return output, _scores(q, k, g, scale) if output_attentions else None
+
+
+@torch.no_grad()
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, g: torch.Tensor | None, scale: float | None
+) -> torch.Tensor:
+    dtype = compute_dtype(q)
+    scores = torch.einsum("bihk,bjhk->bhij", q.to(dtype), k.to(dtype))
+    scores = scores * (k.shape[-1] ** -0.5 if scale is None else scale)
+    if g is not None:
+        total = g.to(dtype).cumsum(1).transpose(1, 2)
+        scores = scores * (total[..., :, None] - total[..., None, :]).tril().exp()
+    return scores.tril().to(q.dtype)

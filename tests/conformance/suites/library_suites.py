@@ -105,9 +105,19 @@ SUITES: Final = {
         files=(
             "ops/triton/test_selective_state_update.py",
             "ops/triton/test_layernorm_gated.py",
+            "ops/test_selective_scan.py",
             "test_determinism.py",
         ),
         borrowed={
+            "ops/test_selective_scan.py": {
+                "mamba_ssm.ops.selective_scan_interface": (
+                    "mamba_ssm/ops/selective_scan_interface.py",
+                    ("mamba_inner_ref", "selective_scan_ref"),
+                )
+            },
+            "test_determinism.py": {
+                "mamba_ssm.modules.mamba2": ("mamba_ssm/modules/mamba2.py", ("Mamba2",))
+            },
             "ops/triton/test_selective_state_update.py": {
                 "mamba_ssm.ops.triton.selective_state_update": (
                     "mamba_ssm/ops/triton/selective_state_update.py",
@@ -120,6 +130,13 @@ SUITES: Final = {
                     ("rms_norm_ref",),
                 )
             },
+        },
+        given={
+            "ops/test_selective_scan.py": {
+                "mamba_ssm.ops.selective_scan_interface": {
+                    "causal_conv1d_fn": "@causal_conv1d:causal_conv1d_fn"
+                }
+            }
         },
     ),
     "causal_conv1d": Suite(
@@ -145,12 +162,7 @@ SUITES: Final = {
         "https://github.com/fla-org/flash-linear-attention",
         absent={
             "ops/test_gdn.py": {
-                "fla.ops.gated_delta_rule.gate": ("fused_gdn_gate",),
                 "fla.ops.gated_delta_rule.wy_fast": ("prepare_wy_repr_bwd", "recompute_w_u_fwd"),
-            },
-            "ops/test_simple_gla.py": {
-                "fla.ops.simple_gla.fused_chunk": ("fused_chunk_simple_gla",),
-                "fla.ops.simple_gla.parallel": ("parallel_simple_gla",),
             },
         },
         borrowed={

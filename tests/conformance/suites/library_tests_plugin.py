@@ -45,14 +45,21 @@ def _module(name: str) -> types.ModuleType:
 def _defined(source: Path, given: dict[str, Any]) -> dict[str, Any]:
     """What a file defines by itself; definitions that need what is absent are left out.
 
-    :param given: what it imports.
+    :param given: what it imports; it stays where an import of the file fails.
     """
     names: dict[str, Any] = {"__name__": source.stem, **given}
     for node in ast.parse(source.read_text(encoding="utf-8")).body:
         code = compile(ast.Module([node], []), str(source), "exec")
         with contextlib.suppress(Exception):
             exec(code, names)
+    names.update(given)
     return names
+
+
+def _value(given: object) -> object:
+    """A value, or what ``@a.name`` names."""
+    by_name = isinstance(given, str) and given.startswith("@")
+    return pkgutil.resolve_name(given[1:]) if by_name else given
 
 
 def _prepare() -> None:
@@ -60,14 +67,17 @@ def _prepare() -> None:
     for name, absent in _SETTINGS["absent"].items():
         for attribute in absent:
             setattr(_module(name), attribute, _refused)
+    asked = {
+        name: {attribute: _value(value) for attribute, value in values.items()}
+        for name, values in _SETTINGS["given"].items()
+    }
     for name, (path, borrowed) in _SETTINGS["borrowed"].items():
-        defined = _defined(Path(_SETTINGS["tree"], path), _SETTINGS["given"].get(name, {}))
+        defined = _defined(Path(_SETTINGS["tree"], path), asked.get(name, {}))
         for attribute in borrowed:
             setattr(_module(name), attribute, defined[attribute])
-    for name, given in _SETTINGS["given"].items():
+    for name, given in asked.items():
         for attribute, value in given.items():
-            by_name = isinstance(value, str) and value.startswith("@")
-            setattr(_module(name), attribute, pkgutil.resolve_name(value[1:]) if by_name else value)
+            setattr(_module(name), attribute, value)
 
 
 if _SETTINGS["preload"]:
