@@ -34,7 +34,7 @@ def collectives(emulate: Emulate, ranks: int, *names: str, **environ: str) -> En
 
 
 def test_collectives(emulate: Emulate) -> None:
-    """On four ranks, groups of two among them; test_emulated_training.py has two and eight."""
+    """On four ranks, groups of two among them; test_emulated_training.py has two and four."""
     ended = collectives(emulate, 4, *COLLECTIVES)
     passed = re.findall(r"^ok (\w+)$", ended.output, re.MULTILINE)
     assert passed == COLLECTIVES, ended.output[-6000:]
