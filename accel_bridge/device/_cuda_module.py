@@ -331,6 +331,8 @@ def redirect_cuda_module(context: Context) -> None:
         ("_cuda_setDevice", _function(context, "set_device")),
         ("_cuda_setStream", _set_stream(context.spec.module)),
     ):
+        if (old := getattr(torch._C, name, None)) is not None:
+            functools.update_wrapper(new, old)
         new.__module__, new.__name__, new.__qualname__ = "torch._C", name, name  # for pickle
         context.journal.set(torch._C, name, new)
 

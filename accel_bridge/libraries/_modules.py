@@ -42,7 +42,10 @@ class ShimLoader(SourceFileLoader):
                 for value in (getattr(module, name) for name in names.split()):
                     mine = isinstance(value, type | FunctionType)
                     if mine and value.__module__ == module.__name__:
+                        line = vars(value).get("__firstlineno__")
                         value.__module__ = public
+                        if line is not None:  # Python 3.13 drops it with the module
+                            value.__firstlineno__ = line
         if module.__name__ == root and table:
             _serve(module, root, table)
 
