@@ -116,7 +116,8 @@ def _names(text: str | None, count: int) -> list[str]:
 
 def _shortened(names: Sequence[str], paths: Sequence[Path]) -> list[str]:
     """Paths as names, without the directories and endings that all of them share."""
-    parts = [path.with_suffix("").parts if path.suffix else path.parts for path in paths]
+    whole = [path.with_suffix("") if path.suffix else path for path in paths]
+    parts = [path.parts or (".",) for path in whole]  # the directory here has none
     if len(paths) < 2 or len(set(parts)) < len(paths):
         return list(names)
     while len({one[0] for one in parts}) == 1 and all(len(one) > 1 for one in parts):
