@@ -238,6 +238,11 @@ def stacked(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.as_strided((len(starts), *shape), (step, *first.stride()))
 
 
+def is_capturing(tensor: torch.Tensor) -> bool:
+    """Whether a graph is captured, which would keep what the host knows of this call."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def in_one_storage(sums: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]] | None:
     """A flat tensor that holds them all, and where each begins; None if they lie apart."""
     first = sums[0].detach()

@@ -30,6 +30,7 @@ from accel_bridge.libraries.transformer_engine_torch._tensors import (
     Operand,
     flat,
     in_one_storage,
+    is_capturing,
     is_quantized,
     joined,
     operand,
@@ -410,7 +411,7 @@ def gradients_at_once(
     found = kernel(GROUPED_WEIGHT_GRADIENT)
     if found.is_reference or is_much(sum(map(len, inputs)), sums[0].numel(), len(sums)):
         return False
-    if inputs[0].is_cuda and torch.cuda.is_current_stream_capturing():
+    if is_capturing(inputs[0]):
         return False  # the numbers of rows would be those of the capture
     whole, x, grad = in_one_storage(sums), joined(inputs), joined(gradients)
     if whole is None or x is None or grad is None:

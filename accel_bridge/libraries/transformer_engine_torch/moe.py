@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from accel_bridge.libraries.transformer_engine_torch import refuse
+from accel_bridge.libraries.transformer_engine_torch._tensors import is_capturing
 from accel_bridge.libraries.transformer_engine_torch.enums import NVTERoutingMapFormat
 
 _EPSILON: Final = 1e-20
@@ -373,9 +374,7 @@ def _places(
 
 def _in_one_gather(tensor: torch.Tensor) -> bool:
     """Whether rows are moved by their places: a graph that is captured has none on the host."""
-    if isinstance(tensor, FakeTensor) or not tensor.numel():
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    return not isinstance(tensor, FakeTensor) and bool(tensor.numel()) and not is_capturing(tensor)
 
 
 @torch.no_grad()

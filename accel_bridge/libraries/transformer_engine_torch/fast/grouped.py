@@ -29,7 +29,11 @@ from accel_bridge.kernels.float8 import (
 )
 from accel_bridge.kernels.weight_gradient import is_much
 from accel_bridge.libraries.main_grad import add_to, are_unwatched, placeholder
-from accel_bridge.libraries.transformer_engine_torch._tensors import in_one_storage, stacked
+from accel_bridge.libraries.transformer_engine_torch._tensors import (
+    in_one_storage,
+    is_capturing,
+    stacked,
+)
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 from accel_bridge.libraries.transformer_engine_torch.fast import (
     PLAIN,
@@ -401,8 +405,7 @@ def _is_usual(
         return False
     if not hasattr(layer, "end_forward") or not torch.is_grad_enabled() or interferes():
         return False
-    capturing = inp.is_cuda and torch.cuda.is_current_stream_capturing()
-    if capturing or states.is_fp8_calibration() or not is_alone(layer) or not inp.is_cuda:
+    if is_capturing(inp) or states.is_fp8_calibration() or not is_alone(layer) or not inp.is_cuda:
         return False
     if not layer.fuse_wgrad_accumulation or not is_plain(inp, *biases):
         return False
@@ -515,7 +518,7 @@ def _added_at_once(
     found = kernel(GROUPED_WEIGHT_GRADIENT)
     if found.is_reference or is_much(x.shape[0], sums[0].numel(), len(sums)):
         return False
-    if isinstance(x, FakeTensor) or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if isinstance(x, FakeTensor) or is_capturing(x):
         return False  # the numbers of rows would be those of the capture
     whole = in_one_storage(sums)
     if whole is None or found.supports(x, gradient, ctx.splits, *whole) is not None:
