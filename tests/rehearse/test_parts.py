@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from accel_bridge.apps.rehearse import devices
+from accel_bridge.apps.rehearse import devices, replaced
 from accel_bridge.apps.rehearse.command import main
 from accel_bridge.apps.rehearse.estimate import Network, estimate
 from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
@@ -228,3 +228,13 @@ def test_what_an_npu_would_not_take_is_noted(monkeypatch: pytest.MonkeyPatch) ->
         attention.supports(query, query, query, AttentionOptions(layout="SBHD"))
         assert len(notes) == found
     assert "head size is 1 to 768, not 1024: on Ascend 910B the reference" in notes[0]
+
+
+@pytest.mark.parametrize("width", [16, 24])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_has_the_values_width(dtype: torch.dtype, width: int) -> None:
+    """Heads of latent attention are wider in the query than in the value."""
+    with FakeTensorMode():
+        query, key = (torch.empty(2, 4, 8, 24, dtype=dtype) for _ in range(2))
+        value = torch.empty(2, 4, 8, width, dtype=dtype)
+        assert replaced.attention(query, key, value, is_causal=True).shape == value.shape

@@ -104,14 +104,15 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What torch chooses on a GPU: FlashAttention in half precision without a mask, else the
-    memory-efficient kernel.
+    """What torch chooses on a GPU: FlashAttention in half precision without a mask and with heads
+    of one width, else the memory-efficient kernel.
     """
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         times = query.shape[-3] // key.shape[-3]
         key, value = (one.repeat_interleave(times, -3) for one in (key, value))
-    if attn_mask is None and query.dtype in (torch.float16, torch.bfloat16) and query.dim() == 4:
-        width = query.shape[-1]
+    width = query.shape[-1]
+    half = query.dtype in (torch.float16, torch.bfloat16)
+    if attn_mask is None and half and query.dim() == 4 and value.shape[-1] == width:
         pad = -width % 8
         if pad:
             query, key, value = (
