@@ -238,3 +238,16 @@ def test_attention_has_the_values_width(dtype: torch.dtype, width: int) -> None:
         query, key = (torch.empty(2, 4, 8, 24, dtype=dtype) for _ in range(2))
         value = torch.empty(2, 4, 8, width, dtype=dtype)
         assert replaced.attention(query, key, value, is_causal=True).shape == value.shape
+
+
+@pytest.mark.parametrize("capacity", [3, 4, 6])
+def test_experts_with_a_capacity_take_tokens_that_chose_them(capacity: int) -> None:
+    """Megatron's router: each token takes two of four experts, each expert so many tokens."""
+    with FakeTensorMode(), Rehearsal("cpu", 0):
+        scores = torch.rand(8, 4)
+        _, columns = torch.topk(scores, 2, dim=1)
+        taken = torch.zeros_like(scores).scatter(1, columns, 1)
+        _, rows = torch.topk(scores, capacity, dim=0)
+        mask = torch.zeros_like(scores).scatter(0, rows, 1)
+        assert mask.sum(0).tolist() == [capacity] * 4
+        assert (mask * taken).sum(0).tolist() == [min(capacity, 4)] * 4

@@ -7,7 +7,6 @@ fake tensors, on the host. What a router would choose is taken as balanced.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -43,6 +42,10 @@ _UNKNOWN: Final = frozenset(
         *("multinomial", "trunc_normal_", "resize_", "set_"),
     }
 )
+
+
+#: The last choice of columns: the shape of its scores, and its indices.
+_last: Final[list[tuple[torch.Size, torch.Tensor]]] = []
 
 
 class Value:
@@ -150,16 +153,29 @@ def forget(value: Any) -> None:
 
 
 def _choose_evenly(args: Sequence[Any], out: Any) -> None:
-    """``topk`` of unknown scores: row after row takes the next k columns, so each has as many."""
-    indices = out[1]
-    *rows, k = indices.shape
-    dim = args[2] if len(args) > 2 else -1
-    if indices.numel() > LIMIT or dim not in (-1, args[0].dim() - 1) or k == 0:
+    """``topk`` of unknown scores: row after row takes the next k columns, so each has as many.
+
+    Along another dimension, as experts choose among the tokens that chose them: the rows of the
+    last choice of columns come first.
+    """
+    scores, indices = args[0], out[1]
+    k, dim = args[1], (args[2] if len(args) > 2 else -1) % max(scores.dim(), 1)
+    columns = dim == scores.dim() - 1
+    if (indices if columns else scores).numel() > LIMIT or k == 0:
         return
     with unset_fake_temporarily():
-        number = math.prod(rows)
-        even = torch.arange(number * k, dtype=torch.int64) % args[0].shape[-1]
-        give(indices, even.view(indices.shape))
+        if columns:
+            even = torch.arange(indices.numel()) % scores.shape[-1]
+            even = even.view(indices.shape)
+            give(indices, even)
+            _last[:] = [(scores.shape, even)]
+            return
+        taken = torch.zeros(scores.shape, dtype=torch.int8)
+        for shape, even in _last:
+            if shape == scores.shape:
+                taken.scatter_(-1, even, 1)
+        order = torch.argsort(taken, dim=dim, descending=True, stable=True)
+        give(indices, order.narrow(dim, 0, k))
 
 
 def shape_by_values(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
