@@ -38,11 +38,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from library_suites import SUITES, Suite
+from library_suites import LISTS, SUITES, Suite
 from name_patterns import matches
 
-ROOT: Final = Path(__file__).resolve().parents[3]
-LISTS: Final = ROOT / "tests/conformance/suites/reasons"
 #: Why a test may fail.
 KINDS: Final = (
     "needs hardware",
@@ -106,14 +104,12 @@ class Result:
 
 
 def read_list(path: Path) -> list[Expected]:
-    """The reviewed list; empty without a file.
+    """The reviewed list.
 
     :raises ValueError: an entry lacks something, or its kind is not one of :data:`KINDS`.
     """
     import tomllib
 
-    if not path.is_file():
-        return []
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     entries = []
     for entry in document.get("expected", []):
@@ -154,7 +150,7 @@ def run_files(
         environ = {
             **os.environ,
             **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
-            **suite.environ_of.get(name, {}),
+            **suite.needs(name, "environ"),
             "PYTHONPATH": os.pathsep.join(
                 [
                     scratch,
@@ -173,28 +169,22 @@ def run_files(
                     "sample": arguments.sample,
                     "seed": arguments.seed,
                     "budget": arguments.budget,
-                    "absent": {} if arguments.real else suite.absent.get(name, {}),
-                    "borrowed": {} if arguments.real else suite.borrowed.get(name, {}),
-                    "given": {} if arguments.real else suite.given.get(name, {}),
+                    **{
+                        kind: {} if arguments.real else suite.needs(name, kind)
+                        for kind in ("absent", "borrowed", "given")
+                    },
                     "preload": suite.preload,
                     "tree": str(arguments.checkout.resolve()),
                 }
             ),
         }
-        if name in suite.before:
-            script = [sys.executable, str(files[0]), *suite.before[name]]
+        if words := suite.before(name):
+            script = [sys.executable, str(files[0]), *words]
             subprocess.run(script, cwd=scratch, env=environ, capture_output=True, check=False)
-        command = [sys.executable, "-m", "pytest", "-p", "library_tests_plugin"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "library_tests_plugin"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
-        command += [
-            "--continue-on-collection-errors",
-            "-q",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            str(directory),
-            *suite.options,
-        ]
+        command += ["--continue-on-collection-errors", *suite.options]
+        command += ["-c", os.devnull, "--rootdir", str(directory)]
         command += ["--timeout", str(arguments.limit), "-k", arguments.k, *map(str, files)]
         for _ in range(arguments.restarts + 1):
             done = subprocess.run(
