@@ -63,7 +63,7 @@ def main(words: Sequence[str] | None = None) -> int:
             map(_without_paths, given)
         )
         rows.sort(key=lambda row: (row.megatron, row.subject, list(LAYOUTS).index(row.case)))
-        run = new_run("matrix", _backend(arguments.backend), command, rows, arguments.python)
+        run = new_run("matrix", arguments.backend, command, rows, arguments.python)
         run.write(arguments.json)
     failed = sum(row.outcome == "failed" for row in rows)
     print(f"{len(rows)} cells, {failed} failed, {time.monotonic() - began:.0f} s")
@@ -202,10 +202,6 @@ def _line(cell: Cell) -> str:
 def _without_paths(text: str) -> str:
     """A result without the directories of this machine: only their last parts."""
     return re.sub(r"(?<![\w.])/[\w.@+-]+(/[\w.@+-]+)+", lambda match: Path(match[0]).name, text)
-
-
-def _backend(name: str) -> str:
-    return "ascend (emulated)" if name == "ascend" else name
 
 
 if __name__ == "__main__":

@@ -79,7 +79,7 @@ class Phase:
     @property
     def losses(self) -> dict[int, float]:
         """Iteration -> the printed loss."""
-        return {int(number): float(loss) for number, loss in _LOSS.findall(self.output)}
+        return losses_in(self.output)
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,11 @@ def _wrong(phases: Sequence[Phase], *, resumes: bool) -> str:
         if worst > RESUMED:
             return f"resumed losses differ by {worst:.3g}"
     return ""
+
+
+def losses_in(output: str) -> dict[int, float]:
+    """Iteration -> loss, as Megatron prints them."""
+    return {int(number): float(loss) for number, loss in _LOSS.findall(output)}
 
 
 def errors(output: str) -> tuple[list[str], list[str]]:

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import commands
+import megatron_programs
 from recipe_verdicts import Phase
 
 TOOL = commands.Command("tools", "a tool", "python tool.py", shows="written [0-9]+")
@@ -26,6 +27,15 @@ def test_the_list_is_whole() -> None:
         used = set(re.findall(r"\$([A-Z]+)", " ".join((row.line, *words.values()))))
         assert used <= {*words, "CHECKOUT", "WORK", "DATA", "SCRIPT"}, row.what
         assert bool(row.script) == ("$SCRIPT" in row.line)
+
+
+def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+    line, log = ["sh", "-c", "sleep 60 & echo $!; wait"], tmp_path / "log"
+    with log.open("w") as output:
+        environ = megatron_programs.environment(tmp_path, "cpu")
+        assert megatron_programs.run(line, environ, tmp_path, output, 0.5) == -1
+    state = Path("/proc", log.read_text().strip(), "stat")
+    assert not state.exists() or state.read_text().split()[2] == "Z"
 
 
 def test_a_script_keeps_all_but_its_sizes() -> None:

@@ -1,0 +1,111 @@
+"""What the runners of Megatron's programs share: options, start and end of a program, results."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+
+
+def options(about: str | None, names: str) -> argparse.ArgumentParser:
+    """Those that take a list of cases.
+
+    :param names: what ``--only`` is searched in.
+    """
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("checkout", type=lambda text: Path(text).resolve(), metavar="CHECKOUT")
+    parser.add_argument("--only", default="", help=f"a regular expression of {names}")
+    parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
+    parser.add_argument("--limit", type=float, default=300, help="seconds of one program")
+    parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
+    parser.add_argument("--json", type=Path, help="write every verdict to this file")
+    parser.add_argument("--results", type=Path, help="write results for the page here")
+    parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")
+    return parser
+
+
+def environment(checkout: Path, backend: str, *more: str) -> dict[str, str]:
+    """For a program of a checkout.
+
+    :param more: directories that it imports from, too.
+    """
+    paths = [str(checkout), *more, os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "ACCEL_BRIDGE_BACKEND": backend,
+    }
+
+
+def run(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    directory: Path,
+    output: IO[Any],
+    limit: float,
+    wait: Callable[[subprocess.Popen[bytes]], int] | None = None,
+) -> int:
+    """Status of a program, -1 when it took longer; what it started does not outlive it.
+
+    :param limit: seconds.
+    :param wait: gives the status of one that need not end.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=directory,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        return wait(process) if wait else process.wait(limit)
+    except subprocess.TimeoutExpired:
+        return -1
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # torchrun ends its ranks first.
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(10)
+
+
+def write_rows(
+    kind: str, options: argparse.Namespace, path: Path, rows: Iterable[Sequence[Any]]
+) -> None:
+    """A file of tools/compatibility.
+
+    :param rows: (subject, case, verdict) of each.
+    """
+    sys.path.append(str(ROOT / "tools"))
+    from cells import version_of
+    from compatibility_results import Row, new_run
+
+    made = [
+        Row(
+            version_of(options.checkout),
+            subject,
+            case,
+            verdict.outcome,
+            reason=verdict.reason,
+            seconds=verdict.seconds or None,
+        )
+        for subject, case, verdict in rows
+    ]
+    target = "recipes" if kind == "recipes" else "commands"
+    command = f"make megatron-{target} MEGATRON=CHECKOUT"
+    if options.only:
+        command += f" ARGS={shlex.quote(f'--only {shlex.quote(options.only)}')}"
+    new_run(kind, options.backend, command, made).write(path)
