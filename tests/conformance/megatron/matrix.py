@@ -40,7 +40,11 @@ from compatibility_results import Row, new_run  # noqa: E402
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print one line per cell; status 1 when one failed."""
-    arguments = _parser().parse_args(words)
+    parser = _parser()
+    if parser.parse_args(words).four:
+        models, layouts = ",".join(FOUR_MODELS), ",".join(FOUR_LAYOUTS)
+        parser.set_defaults(models=models, layouts=layouts, precisions="fp32,bf16")
+    arguments = parser.parse_args(words)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         logs: Path = arguments.logs or Path(name)
@@ -78,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precisions", default="fp32")
     four = "every model, precision and layout that wants four processes (or --backend cuda, GPUs)"
-    parser.add_argument("--four", action=_Four, help=four)
+    parser.add_argument("--four", action="store_true", help=four)
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--entry", default="module", choices=ENTRIES, help="how it is started")
     parser.add_argument(
@@ -95,17 +99,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")
     return parser
-
-
-class _Four(argparse.Action):
-    """Models, precisions and layouts of four processes; the words behind it still change them."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(nargs=0, **options)
-
-    def __call__(self, parser: Any, arguments: argparse.Namespace, *_: object) -> None:
-        arguments.models, arguments.layouts = ",".join(FOUR_MODELS), ",".join(FOUR_LAYOUTS)
-        arguments.precisions = "fp32,bf16"
 
 
 def _named(word: str) -> tuple[str, Path]:
