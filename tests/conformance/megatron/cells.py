@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -86,18 +85,6 @@ class Trainer:
         if status == -1:
             output += f"\nTimeoutError: no end within {self.limit:.0f} s"
         return status, output
-
-
-def version_of(checkout: Path) -> str:
-    """What the checkout's package_info.py spells, or the installed package where it has none."""
-    path = checkout / "megatron" / "core" / "package_info.py"
-    if not path.is_file():
-        return version("megatron-core")
-    text = path.read_text(encoding="utf-8")
-    found = dict(
-        re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['"]?([^'"\n]*)['"]?""", text, re.M)
-    )
-    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
 
 
 @dataclass(slots=True)

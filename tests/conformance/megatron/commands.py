@@ -33,7 +33,6 @@ import megatron_programs
 import recipe_data
 import recipe_inference
 import recipe_rules
-from cells import version_of
 from recipe_ranks import Nest
 from recipe_verdicts import Phase, Verdict, judge, why
 
@@ -273,7 +272,10 @@ def main(words: Sequence[str] | None = None) -> int:
             bench.nest.close()
     for kind in dict.fromkeys(command.kind for command, _ in done) if options.results else ():
         rows = [(one.what, one.line, verdict) for one, verdict in done if one.kind == kind]
-        path = options.results / f"{kind}-{version_of(checkout)}-{options.backend}.json"
+        path = (
+            options.results
+            / f"{kind}-{megatron_programs.version_of(checkout)}-{options.backend}.json"
+        )
         megatron_programs.write_rows(kind, options, path, rows)
     counts = Counter(verdict.outcome for _, verdict in done)
     print(dict(counts))

@@ -29,8 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cells import ENTRIES, Cell, Chain, Trainer, version_of
-from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL
+from cells import ENTRIES, Cell, Chain, Trainer
+from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL, USUAL_LAYOUTS
+from megatron_programs import version_of
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
@@ -75,10 +76,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    default = [name for name, layout in LAYOUTS.items() if layout.default]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkouts", nargs="+", metavar="[NAME=]CHECKOUT")
-    parser.add_argument("--layouts", default=",".join(default), help=f"of {', '.join(LAYOUTS)}")
+    parser.add_argument(
+        "--layouts", default=",".join(USUAL_LAYOUTS), help=f"of {', '.join(LAYOUTS)}"
+    )
     parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precisions", default="fp32")
     four = "every model, precision and layout that wants four processes (or --backend cuda, GPUs)"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -82,6 +84,18 @@ def run(
                 process.wait(10)
 
 
+def version_of(checkout: Path) -> str:
+    """What the checkout's package_info.py spells, or the installed package where it has none."""
+    path = checkout / "megatron" / "core" / "package_info.py"
+    if not path.is_file():
+        return version("megatron-core")
+    text = path.read_text(encoding="utf-8")
+    found = dict(
+        re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['"]?([^'"\n]*)['"]?""", text, re.M)
+    )
+    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
+
+
 def write_rows(
     kind: str, options: argparse.Namespace, path: Path, rows: Iterable[Sequence[Any]]
 ) -> None:
@@ -90,7 +104,6 @@ def write_rows(
     :param rows: (subject, case, verdict) of each.
     """
     sys.path.append(str(ROOT / "tools"))
-    from cells import version_of
     from compatibility_results import Row, new_run
 
     made = [
