@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,11 +34,21 @@ def test_the_list_is_whole() -> None:
 
 def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
     line, log = ["sh", "-c", "sleep 60 & echo $!; wait"], tmp_path / "log"
+
+    def late(process: subprocess.Popen[bytes]) -> int:
+        while not log.read_text():
+            time.sleep(0.02)
+        return process.wait(0.1)
+
     with log.open("w") as output:
         environ = megatron_programs.environment(tmp_path, "cpu")
-        assert megatron_programs.run(line, environ, tmp_path, output, 0.5) == -1
-    state = Path("/proc", log.read_text().strip(), "stat")
-    assert not state.exists() or state.read_text().split()[2] == "Z"
+        assert megatron_programs.run(line, environ, tmp_path, output, 60, late) == -1
+    end = time.monotonic() + 20
+    with contextlib.suppress(OSError):  # it is gone
+        # What is killed ends a moment later; a zombie has no command line.
+        while Path("/proc", log.read_text().strip(), "cmdline").read_bytes():
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 def test_a_script_keeps_all_but_its_sizes() -> None:

@@ -59,27 +59,25 @@ _LOOSE: Final = ("the test's own", OUTSIDE)
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One entry of a reviewed list: the tests that a pattern names may fail."""
+    """One entry of a reviewed list: the tests that a pattern names may fail.
+
+    :param claimed: it covers all tests but those in files of these patterns.
+    """
 
     tests: str
     kind: str
     why: str
     on: tuple[str, ...] = ()
-
-    def covers(self, test: str, backend: str) -> bool:
-        """Whether ``test`` (file::name) may fail on a backend."""
-        return (not self.on or backend in self.on) and matches(self.tests, test)
-
-
-@dataclass(frozen=True, slots=True)
-class Outside(Expected):
-    """All tests but those in the files that a list claims."""
-
     claimed: tuple[str, ...] = ()
 
     def covers(self, test: str, backend: str) -> bool:
-        """Whether no claim names the file of ``test``."""
-        return not any(matches(pattern, test.partition("::")[0]) for pattern in self.claimed)
+        """Whether ``test`` (file::name) may fail on a backend."""
+        file = test.partition("::")[0]
+        return (
+            (not self.on or backend in self.on)
+            and matches(self.tests, test)
+            and not any(matches(pattern, file) for pattern in self.claimed)
+        )
 
 
 @dataclass(slots=True)
@@ -119,7 +117,7 @@ def read_list(path: Path) -> list[Expected]:
             raise ValueError(f"{path}: {entry} has a kind or tests that cannot be")
         entries.append(Expected(**{**entry, "on": tuple(entry.get("on", ()))}))
     if claimed := tuple(document.get("claimed", ())):
-        entries.append(Outside("*", OUTSIDE, "in no file that the list claims", claimed=claimed))
+        entries.append(Expected("*", OUTSIDE, "in no file that the list claims", claimed=claimed))
     return entries
 
 
