@@ -45,7 +45,7 @@ _RANKS: Final = ["torchrun", "--standalone", "--nproc-per-node"]
 class Command:
     """One row.
 
-    :param kind: ``models`` or ``tools``, a kind of tools/compatibility_results.py.
+    :param kind: ``models``, ``tools`` or another kind of tools/compatibility_results.py.
     :param shows: an expression that the output of a command that trains nothing must have.
     :param asks: [address, JSON body] of a server's request; it is stopped after its answer, which
         must have ``shows``.
@@ -266,8 +266,13 @@ def main(words: Sequence[str] | None = None) -> int:
                 done.append((command, verdict))
                 told = f"{verdict.outcome} ({verdict.seconds} s) {verdict.reason}"
                 print(f"{command.what}: {told}", flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(_told(done), indent=1), encoding="utf-8")
+                megatron_programs.write_verdicts(
+                    options.json,
+                    [
+                        ({"kind": one.kind, "what": one.what, "line": one.line}, verdict)
+                        for one, verdict in done
+                    ],
+                )
         if bench.nest is not None:
             bench.nest.close()
     for kind in dict.fromkeys(command.kind for command, _ in done) if options.results else ():
@@ -280,15 +285,6 @@ def main(words: Sequence[str] | None = None) -> int:
     counts = Counter(verdict.outcome for _, verdict in done)
     print(dict(counts))
     return int(counts["failed"] > 0)
-
-
-def _told(done: Sequence[tuple[Command, Verdict]]) -> list[dict[str, object]]:
-    """The verdicts with the names of their commands."""
-    return [
-        {"kind": command.kind, "what": command.what, "line": command.line}
-        | dataclasses.asdict(verdict)
-        for command, verdict in done
-    ]
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cells import ENTRIES, Cell, Chain, Trainer
 from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL, USUAL_LAYOUTS
@@ -51,7 +50,7 @@ def main(words: Sequence[str] | None = None) -> int:
         logs: Path = arguments.logs or Path(name)
         logs.mkdir(parents=True, exist_ok=True)
         chains = [
-            _chain(arguments, checkout, version, model, precision, logs)
+            Chain(_trainer(arguments, checkout), version, model, precision, logs)
             for version, checkout in map(_named, arguments.checkouts)
             for model in arguments.models.split(",")
             for precision in arguments.precisions.split(",")
@@ -108,10 +107,6 @@ def _named(word: str) -> tuple[str, Path]:
     name, _, path = word.rpartition("=")
     checkout = Path(path).resolve()
     return name or version_of(checkout), checkout
-
-
-def _chain(arguments: argparse.Namespace, checkout: Path, *names: Any) -> Chain:
-    return Chain(_trainer(arguments, checkout), *names)
 
 
 def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:

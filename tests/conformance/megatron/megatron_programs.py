@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
+import json
 import os
 import re
 import shlex
@@ -94,6 +96,13 @@ def version_of(checkout: Path) -> str:
         re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['"]?([^'"\n]*)['"]?""", text, re.M)
     )
     return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
+
+
+def write_verdicts(path: Path | None, found: Iterable[tuple[dict[str, str], Any]]) -> None:
+    """Each verdict (a dataclass) with its names, where a file is asked for."""
+    if path is not None:
+        told = [names | dataclasses.asdict(verdict) for names, verdict in found]
+        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
 
 
 def write_rows(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
 import sys
 import tempfile
@@ -55,12 +54,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 flush=True,
             )
             found.sort(key=lambda one: (one[0].family, one[0].name))
-            if options.json:
-                told = [
-                    {"family": recipe.family, "recipe": recipe.name} | dataclasses.asdict(verdict)
-                    for recipe, verdict in found
-                ]
-                options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+            megatron_programs.write_verdicts(
+                options.json,
+                [({"family": one.family, "recipe": one.name}, verdict) for one, verdict in found],
+            )
         if runner.nest is not None:
             runner.nest.close()
     if options.results:

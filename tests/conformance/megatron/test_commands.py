@@ -23,7 +23,7 @@ TOOL = commands.Command("tools", "a tool", "python tool.py", shows="written [0-9
 
 def test_the_list_is_whole() -> None:
     words, rows = commands.read()
-    assert {row.kind for row in rows} == {"models", "features", "tools"}
+    assert {row.kind for row in rows} == {"models", "features", "training", "tools"}
     names = [row.what for row in rows]
     assert len(set(names)) == len(names)
     for row in rows:
