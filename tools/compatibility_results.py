@@ -141,6 +141,7 @@ def new_run(
 ) -> Run:
     """A run that ended now, on this machine.
 
+    :param backend: as ``ACCEL_BRIDGE_BACKEND`` says it.
     :param python: the interpreter that ran the cases.
     """
     return Run(
@@ -148,7 +149,7 @@ def new_run(
         date=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%MZ"),
         commit=_commit(),
         machine=machine(backend),
-        backend=backend,
+        backend="ascend (emulated)" if backend == "ascend" else backend,
         versions=versions_of(python),
         command=command,
         rows=tuple(rows),

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import re
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.metadata import distributions, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
+import megatron_programs
 from layouts import ALL, COMMON, LAYOUTS, MODELS, PRECISIONS, REFUSALS, RESUMED, SAVED, Layout
-
-_LOSS: Final = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
-_ERROR: Final = re.compile(r"(\[rank\d+\]: ?)?[\w.]*(Error|Exception|Exit)\b")
+from recipe_verdicts import errors, losses_in
 
 #: How the script is started: what a user types.
 ENTRIES: Final = ("module", "run", "auto", "pretrain")
@@ -78,49 +72,19 @@ class Trainer:
         environ: Mapping[str, str] | None = None,
     ) -> tuple[int, str]:
         """Status and output of a training; what it started does not outlive it."""
-        wheel = "" if self.wheel is None else str(self.wheel)
-        paths = [str(self.checkout), wheel, os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "OMP_NUM_THREADS": "1",
-            "ACCEL_BRIDGE_BACKEND": self.backend,
-            **(environ or {}),
-        }
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = gpus
-        process = subprocess.Popen(
-            self.command(processes, arguments),
-            env=environment,
-            cwd=directory,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=self.limit)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
-                time.sleep(2)
-                os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            return 124, f"{output}\nTimeoutError: no end within {self.limit:.0f} s"
-        return process.returncode, output
-
-
-def version_of(checkout: Path) -> str:
-    """What the checkout's package_info.py spells, or the installed package where it has none."""
-    path = checkout / "megatron" / "core" / "package_info.py"
-    if not path.is_file():
-        return version("megatron-core")
-    text = path.read_text(encoding="utf-8")
-    found = dict(
-        re.findall(r"""^(MAJOR|MINOR|PATCH|PRE_RELEASE) = ['"]?([^'"\n]*)['"]?""", text, re.M)
-    )
-    return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
+        wheels = () if self.wheel is None else (str(self.wheel),)
+        environment = megatron_programs.environment(self.checkout, self.backend, *wheels)
+        environment |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        command = self.command(processes, arguments)
+        with tempfile.TemporaryFile() as file:
+            status = megatron_programs.run(
+                command, environment | dict(environ or {}), directory, file, self.limit
+            )
+            file.seek(0)
+            output = file.read().decode(errors="replace")
+        if status == -1:
+            output += f"\nTimeoutError: no end within {self.limit:.0f} s"
+        return status, output
 
 
 @dataclass(slots=True)
@@ -245,11 +209,6 @@ class Cell:
         return "passed" if not self.error else "refused" if self.refusal else "failed"
 
 
-def losses_in(output: str) -> dict[int, float]:
-    """Iteration -> loss, as Megatron prints them."""
-    return {int(number): float(loss) for number, loss in _LOSS.findall(output)}
-
-
 def error_in(status: int, output: str, steps: Sequence[int], losses: Mapping[int, float]) -> str:
     """What went wrong in a training that should have printed these steps; empty: nothing.
 
@@ -264,11 +223,7 @@ def error_in(status: int, output: str, steps: Sequence[int], losses: Mapping[int
 
 def _told(output: str) -> str:
     """The line that says most: the bridge's error with its evidence, else the last error."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    ours = [at for at, line in enumerate(lines) if "accel-bridge: error" in line]
-    if ours:
-        own, *after = lines[ours[-1] : ours[-1] + 2]
-        said = own.partition("accel-bridge: error: ")[2]
-        return " ".join([re.sub(r"^rank \d+: ", "", said), *after])
-    errors = [line for line in lines if _ERROR.match(line) and "ChildFailedError" not in line]
-    return (errors or lines or ["no output"])[-1]
+    told, raised = errors(output)
+    if told:
+        return " ".join(line.strip() for line in told[-1].splitlines()[:2])
+    return (raised or output.strip().splitlines() or ["no output"])[-1].strip()

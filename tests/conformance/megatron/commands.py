@@ -11,8 +11,6 @@ another command when it ends well and says, or answers, what the row expects.
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -31,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import megatron_programs
 import recipe_data
 import recipe_inference
 import recipe_rules
@@ -46,7 +45,7 @@ _RANKS: Final = ["torchrun", "--standalone", "--nproc-per-node"]
 class Command:
     """One row.
 
-    :param kind: ``models`` or ``tools``, a kind of tools/compatibility_results.py.
+    :param kind: ``models``, ``tools`` or another kind of tools/compatibility_results.py.
     :param shows: an expression that the output of a command that trains nothing must have.
     :param asks: [address, JSON body] of a server's request; it is stopped after its answer, which
         must have ``shows``.
@@ -131,16 +130,9 @@ class Bench:
 
     def environment(self) -> dict[str, str]:
         """What every run shares."""
-        paths = [str(self.checkout), os.environ.get("PYTHONPATH", "")]
         directories = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-            "PATH": os.pathsep.join(directories),
-            "ACCEL_BRIDGE_BACKEND": self.backend,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-        }
+        common = megatron_programs.environment(self.checkout, self.backend)
+        return common | {"PATH": os.pathsep.join(directories)}
 
     def _torchrun(self) -> Path:
         """A directory with torchrun, for an environment that sees torch but not its programs."""
@@ -172,7 +164,7 @@ class Bench:
             places["SCRIPT"] = str(script)
         line = shlex.split(self.expand(command.line, places))
         log = self.logs / (re.sub(r"\W+", "-", command.what) + ".log")
-        directory = self.expand(command.directory, places)
+        directory = Path(self.expand(command.directory, places))
         status, answer = self._start(line, command, directory, log)
         output = log.read_text(encoding="utf-8", errors="replace")
         flags = dict(zip(line, [*line[1:], ""], strict=True))
@@ -197,7 +189,7 @@ class Bench:
         return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
 
     def _start(
-        self, line: Sequence[str], command: Command, directory: str, log: Path
+        self, line: Sequence[str], command: Command, directory: Path, log: Path
     ) -> tuple[int, str]:
         """(status, what a server answered)."""
         words = [sys.executable, "-m", "accel_bridge", "run", "--", *line]
@@ -205,31 +197,18 @@ class Bench:
             log.write_text(shlex.join(line) + "\n", encoding="utf-8")
             script = [str(self.checkout / line[4]), *line[5:]]
             return self.nest.run(script, int(line[3]), {}, log, self.limit), ""
+        answers = [""]
+
+        def ask(process: subprocess.Popen[bytes]) -> int:
+            answers.append(_ask(process, *command.asks, limit=self.limit))
+            return 0 if answers[-1] else process.poll() or 1
+
         with log.open("w", encoding="utf-8") as stream:
             stream.write(shlex.join(line) + "\n")
             stream.flush()
-            process = subprocess.Popen(
-                words,
-                cwd=directory,
-                env=self.environment(),
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            answer = ""
-            try:
-                if command.asks:
-                    answer = _ask(process, *command.asks, limit=self.limit)
-                    return (0 if answer else process.poll() or 1), answer
-                return process.wait(self.limit), answer
-            except subprocess.TimeoutExpired:
-                return -1, answer
-            finally:
-                for number in (signal.SIGTERM, signal.SIGKILL):
-                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                        os.killpg(process.pid, number)
-                        process.wait(10)
+            environ, wait = self.environment(), ask if command.asks else None
+            status = megatron_programs.run(words, environ, directory, stream, self.limit, wait)
+        return status, answers[-1]
 
 
 def _ask(process: subprocess.Popen[bytes], address: str, body: str, *, limit: float) -> str:
@@ -264,16 +243,7 @@ def _judge_tool(command: Command, phase: Phase, answer: str, work: Path) -> Verd
 
 def main(words: Sequence[str] | None = None) -> int:
     """One line for each command; status 1 when one failed."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
-    parser.add_argument("--only", default="", help="a regular expression of KIND/NAME")
-    parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
-    parser.add_argument("--limit", type=float, default=300, help="seconds of one command")
-    parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
-    parser.add_argument("--json", type=Path, help="write every verdict to this file")
-    parser.add_argument("--results", type=Path, help="write results for the page to this directory")
-    parser.add_argument("--logs", type=Path, help="keep every command's output in this directory")
-    options = parser.parse_args(words)
+    options = megatron_programs.options(__doc__, "KIND/NAME").parse_args(words)
     known, commands = read()
     done: list[tuple[Command, Verdict]] = []
     with tempfile.TemporaryDirectory(prefix="commands-") as name:
@@ -281,7 +251,7 @@ def main(words: Sequence[str] | None = None) -> int:
         logs: Path = (options.logs or work / "logs").resolve()
         logs.mkdir(parents=True, exist_ok=True)
         (work / "data").mkdir()
-        checkout = options.checkout.resolve()
+        checkout: Path = options.checkout
         recipe_data.make(checkout, work / "data")
         recipe_inference.make_tokenizer(work)
         text = [{"text": f"Document {n} is about the sea, and ends here."} for n in range(40)]
@@ -296,56 +266,25 @@ def main(words: Sequence[str] | None = None) -> int:
                 done.append((command, verdict))
                 told = f"{verdict.outcome} ({verdict.seconds} s) {verdict.reason}"
                 print(f"{command.what}: {told}", flush=True)
-                if options.json:
-                    options.json.write_text(json.dumps(_told(done), indent=1), encoding="utf-8")
+                megatron_programs.write_verdicts(
+                    options.json,
+                    [
+                        ({"kind": one.kind, "what": one.what, "line": one.line}, verdict)
+                        for one, verdict in done
+                    ],
+                )
         if bench.nest is not None:
             bench.nest.close()
-    if options.results:
-        write_results(done, checkout, options.backend, options.only, options.results)
+    for kind in dict.fromkeys(command.kind for command, _ in done) if options.results else ():
+        rows = [(one.what, one.line, verdict) for one, verdict in done if one.kind == kind]
+        path = (
+            options.results
+            / f"{kind}-{megatron_programs.version_of(checkout)}-{options.backend}.json"
+        )
+        megatron_programs.write_rows(kind, options, path, rows)
     counts = Counter(verdict.outcome for _, verdict in done)
     print(dict(counts))
     return int(counts["failed"] > 0)
-
-
-def _told(done: Sequence[tuple[Command, Verdict]]) -> list[dict[str, object]]:
-    """The verdicts with the names of their commands."""
-    return [
-        {"kind": command.kind, "what": command.what, "line": command.line}
-        | dataclasses.asdict(verdict)
-        for command, verdict in done
-    ]
-
-
-def write_results(
-    done: Sequence[tuple[Command, Verdict]],
-    checkout: Path,
-    backend: str,
-    only: str,
-    directory: Path,
-) -> None:
-    """A file of tools/compatibility for each kind."""
-    sys.path.append(str(HERE.parents[2] / "tools"))
-    from cells import version_of
-    from compatibility_results import Row, new_run
-
-    version = version_of(checkout)
-    called = "make megatron-commands MEGATRON=CHECKOUT"
-    called += f" ARGS={shlex.quote(f'--only {shlex.quote(only)}')}" if only else ""
-    for kind in dict.fromkeys(command.kind for command, _ in done):
-        rows = [
-            Row(
-                version,
-                command.what,
-                command.line,
-                verdict.outcome,
-                reason=verdict.reason,
-                seconds=verdict.seconds,
-            )
-            for command, verdict in done
-            if command.kind == kind
-        ]
-        name = "ascend (emulated)" if backend == "ascend" else backend
-        new_run(kind, name, called, rows).write(directory / f"{kind}-{version}-{backend}.json")
 
 
 if __name__ == "__main__":

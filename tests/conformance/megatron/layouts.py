@@ -62,7 +62,6 @@ class Layout:
     :param then: layout of that second run, where it is another one: Megatron then draws random
         numbers anew, and no model here has dropout.
     :param wrong: an error is injected: its losses must *not* be those of one process.
-    :param default: it is part of a run that names no layouts.
     """
 
     processes: int
@@ -71,12 +70,14 @@ class Layout:
     resumes: bool = False
     then: str = ""
     wrong: bool = False
-    default: bool = True
 
 
 _TP2_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
 _PP2: Final = "--pipeline-model-parallel-size 2"
+_PP4: Final = "--pipeline-model-parallel-size 4"
+_CP2: Final = "--context-parallel-size 2"
 _CP4: Final = "--context-parallel-size 4"
+_EP2: Final = "--expert-model-parallel-size 2"
 #: Without it, Megatron's distributed optimizer resumes only in the layout that has saved it.
 _RESHARDED: Final = "--dist-ckpt-optim-fully-reshardable"
 _DISTRIBUTED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
@@ -87,41 +88,33 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     "tp2-sp": Layout(2, _TP2_SP),
     "pp2-virtual": Layout(2, f"{_PP2} --num-layers-per-virtual-pipeline-stage 1"),
     "dp2": Layout(2, _DISTRIBUTED),
-    "cp2": Layout(2, "--context-parallel-size 2"),
-    "ep2": Layout(2, "--expert-model-parallel-size 2", experts=True),
+    "cp2": Layout(2, _CP2),
+    "ep2": Layout(2, _EP2, experts=True),
     "resume": Layout(2, _TP2_SP, resumes=True),
     "injected": Layout(1, "--lr 1e-3 --min-lr 1e-4", wrong=True),
-    "pp2": Layout(2, _PP2, default=False),
-    "dp2-plain": Layout(2, default=False),
-    "cp2-a2a": Layout(2, "--context-parallel-size 2 --cp-comm-type a2a", default=False),
-    "ep2-tp2": Layout(4, f"{_TP2_SP} --expert-model-parallel-size 2", experts=True, default=False),
-    "tp2-pp2": Layout(4, f"{_TP2_SP} {_PP2}", default=False),
-    "tp2-cp2": Layout(4, f"{_TP2_SP} --context-parallel-size 2", default=False),
-    "dp2-pp2": Layout(4, f"{_PP2} {_DISTRIBUTED}", default=False),
-    "tp2-dp2": Layout(4, f"{_TP2_SP} {_DISTRIBUTED}", default=False),
-    "cp2-dp2": Layout(4, f"--context-parallel-size 2 {_DISTRIBUTED}", default=False),
-    "cp4-gather": Layout(4, f"{_CP4} --cp-comm-type all_gather", default=False),
-    "cp4-ring": Layout(4, f"{_CP4} --cp-comm-type p2p", default=False),
-    "pp4-virtual": Layout(
-        4,
-        "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1",
-        default=False,
-    ),
-    "ep4": Layout(4, "--expert-model-parallel-size 4", experts=True, default=False),
-    "ep2-etp2": Layout(
-        4,
-        f"{_TP2_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 2",
-        experts=True,
-        default=False,
-    ),
+    "pp2": Layout(2, _PP2),
+    "dp2-plain": Layout(2),
+    "cp2-a2a": Layout(2, f"{_CP2} --cp-comm-type a2a"),
+    "ep2-tp2": Layout(4, f"{_TP2_SP} {_EP2}", experts=True),
+    "tp2-pp2": Layout(4, f"{_TP2_SP} {_PP2}"),
+    "tp2-cp2": Layout(4, f"{_TP2_SP} {_CP2}"),
+    "dp2-pp2": Layout(4, f"{_PP2} {_DISTRIBUTED}"),
+    "tp2-dp2": Layout(4, f"{_TP2_SP} {_DISTRIBUTED}"),
+    "cp2-dp2": Layout(4, f"{_CP2} {_DISTRIBUTED}"),
+    "cp4-gather": Layout(4, f"{_CP4} --cp-comm-type all_gather"),
+    "cp4-ring": Layout(4, f"{_CP4} --cp-comm-type p2p"),
+    "pp4-virtual": Layout(4, f"{_PP4} --num-layers-per-virtual-pipeline-stage 1"),
+    "ep4": Layout(4, "--expert-model-parallel-size 4", experts=True),
+    "ep2-etp2": Layout(4, f"{_TP2_SP} {_EP2} --expert-tensor-parallel-size 2", experts=True),
     "resume-dp4": Layout(
         4,
         f"{_TP2_SP} {_PP2} {_DISTRIBUTED} {_RESHARDED}",
         resumes=True,
         then=f"{_DISTRIBUTED} {_RESHARDED} --no-load-rng",
-        default=False,
     ),
 }
+#: A run that names no layouts trains these.
+USUAL_LAYOUTS: Final = "one tp2 tp2-sp pp2-virtual dp2 cp2 ep2 resume injected".split()
 
 #: What only four processes can hold: `matrix.py --four` trains these, on whatever backend.
 FOUR_MODELS: Final = ("dense-8", "moe-8", "mla-8", "mla-moe-8")
@@ -132,9 +125,7 @@ FOUR_LAYOUTS: Final = (
 
 #: (model, layout, what its output must hold) -> a refusal of Megatron's own, in a few words.
 REFUSALS: Final[Mapping[tuple[str, str, str], str]] = {
-    (
-        "moe",
-        "tp2",
-        "sequence parallel",
-    ): "Megatron: experts and tensor parallelism need sequence parallelism",
+    ("moe", "tp2", "sequence parallel"): (
+        "Megatron: experts and tensor parallelism need sequence parallelism"
+    ),
 }

@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from cells import ENTRIES, Cell, Chain, Trainer, version_of
-from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL
+from cells import ENTRIES, Cell, Chain, Trainer
+from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL, USUAL_LAYOUTS
+from megatron_programs import version_of
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
@@ -40,13 +40,17 @@ from compatibility_results import Row, new_run  # noqa: E402
 
 def main(words: Sequence[str] | None = None) -> int:
     """Print one line per cell; status 1 when one failed."""
-    arguments = _parser().parse_args(words)
+    parser = _parser()
+    if parser.parse_args(words).four:
+        models, layouts = ",".join(FOUR_MODELS), ",".join(FOUR_LAYOUTS)
+        parser.set_defaults(models=models, layouts=layouts, precisions="fp32,bf16")
+    arguments = parser.parse_args(words)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         logs: Path = arguments.logs or Path(name)
         logs.mkdir(parents=True, exist_ok=True)
         chains = [
-            _chain(arguments, checkout, version, model, precision, logs)
+            Chain(_trainer(arguments, checkout), version, model, precision, logs)
             for version, checkout in map(_named, arguments.checkouts)
             for model in arguments.models.split(",")
             for precision in arguments.precisions.split(",")
@@ -63,7 +67,7 @@ def main(words: Sequence[str] | None = None) -> int:
             map(_without_paths, given)
         )
         rows.sort(key=lambda row: (row.megatron, row.subject, list(LAYOUTS).index(row.case)))
-        run = new_run("matrix", _backend(arguments.backend), command, rows, arguments.python)
+        run = new_run("matrix", arguments.backend, command, rows, arguments.python)
         run.write(arguments.json)
     failed = sum(row.outcome == "failed" for row in rows)
     print(f"{len(rows)} cells, {failed} failed, {time.monotonic() - began:.0f} s")
@@ -71,14 +75,15 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    default = [name for name, layout in LAYOUTS.items() if layout.default]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("checkouts", nargs="+", metavar="[NAME=]CHECKOUT")
-    parser.add_argument("--layouts", default=",".join(default), help=f"of {', '.join(LAYOUTS)}")
+    parser.add_argument(
+        "--layouts", default=",".join(USUAL_LAYOUTS), help=f"of {', '.join(LAYOUTS)}"
+    )
     parser.add_argument("--models", default=",".join(USUAL), help=f"of {', '.join(MODELS)}")
     parser.add_argument("--precisions", default="fp32")
     four = "every model, precision and layout that wants four processes (or --backend cuda, GPUs)"
-    parser.add_argument("--four", action=_Four, help=four)
+    parser.add_argument("--four", action="store_true", help=four)
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--entry", default="module", choices=ENTRIES, help="how it is started")
     parser.add_argument(
@@ -97,26 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Four(argparse.Action):
-    """Models, precisions and layouts of four processes; the words behind it still change them."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(nargs=0, **options)
-
-    def __call__(self, parser: Any, arguments: argparse.Namespace, *_: object) -> None:
-        arguments.models, arguments.layouts = ",".join(FOUR_MODELS), ",".join(FOUR_LAYOUTS)
-        arguments.precisions = "fp32,bf16"
-
-
 def _named(word: str) -> tuple[str, Path]:
     """Name and directory of a Megatron."""
     name, _, path = word.rpartition("=")
     checkout = Path(path).resolve()
     return name or version_of(checkout), checkout
-
-
-def _chain(arguments: argparse.Namespace, checkout: Path, *names: Any) -> Chain:
-    return Chain(_trainer(arguments, checkout), *names)
 
 
 def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:
@@ -202,10 +192,6 @@ def _line(cell: Cell) -> str:
 def _without_paths(text: str) -> str:
     """A result without the directories of this machine: only their last parts."""
     return re.sub(r"(?<![\w.])/[\w.@+-]+(/[\w.@+-]+)+", lambda match: Path(match[0]).name, text)
-
-
-def _backend(name: str) -> str:
-    return "ascend (emulated)" if name == "ascend" else name
 
 
 if __name__ == "__main__":

@@ -322,50 +322,46 @@ def draw(
         for layout in LAYOUTS
         if can(layout.flags) and (routed or not layout.experts)
         if layout.processes == 1 or not alone
-        if not (hybrid and ("virtual" in layout.flags or "-layout" in layout.flags))
-        if not (hybrid and "decoder-first" in layout.flags)
     ]
     neutral = [text for text in NEUTRAL if can(text)]
-    neutral = [text for text in neutral if routed or "moe" not in text]
-    neutral = [text for text in neutral if latent or "mla" not in text]
+
+    def without(*words: str) -> list[Layout]:
+        return [one for one in layouts if not any(word in one.flags for word in words)]
+
+    if hybrid:
+        layouts = without("virtual", "-layout", "decoder-first")
+    banned = [] if routed else ["moe"]
+    banned += [] if latent else ["mla"]
     if "--optimizer sgd" in text:
-        neutral = [text for text in neutral if "distributed" not in text]
-        saved = 0.0
-        layouts = [layout for layout in layouts if "distributed" not in layout.flags]
-        if routed:
-            # Transformer Engine's asks its first parameter for the device: a stage without experts
-            # has none of theirs.
-            layouts = [layout for layout in layouts if "pipeline" not in layout.flags]
+        banned, saved = [*banned, "distributed"], 0.0
+        # Transformer Engine's asks its first parameter for the device: a stage without experts
+        # has none of theirs.
+        layouts = without("distributed", *["pipeline"] * routed)
     if "--softmax-type" in text:
         # Transformer Engine has no attention for these in another kind of context parallelism.
         layouts = [
-            layout
-            for layout in layouts
-            if "context" not in layout.flags or layout.flags.endswith("--cp-comm-type a2a")
+            one for one in layouts if "context" not in one.flags or one.flags.endswith(" a2a")
         ]
     if "--mtp" in text or "--eod" in text:
         # Each context-parallel rank divides by its own tokens, of which one has more.
-        layouts = [layout for layout in layouts if "context" not in layout.flags]
+        layouts = without("context")
     if routed and not hybrid and can("--transformer-impl local"):
         # Its names of norms before experts are not those of Transformer Engine's checkpoints.
-        neutral = [text for text in neutral if "--transformer-impl" not in text]
+        banned.append("--transformer-impl")
         what += ["--transformer-impl local"] * (source.random() < 0.2)
     if latent and "--qk-layernorm" in text:
         # Transformer Engine's checkpoints hold these norms in the projection after them.
-        neutral = [text for text in neutral if "--transformer-impl" not in text]
+        banned.append("--transformer-impl")
     if routed:
         # Megatron trains experts with tensor parallelism only where sequences are parallel too.
-        layouts = [
-            layout
-            for layout in layouts
-            if "tensor" not in layout.flags or "sequence" in layout.flags
-        ]
+        layouts = [one for one in layouts if "tensor" not in one.flags or "sequence" in one.flags]
     if "--untie" not in " ".join(what):
-        layouts = [layout for layout in layouts if "fsdp2" not in layout.flags]
+        layouts = without("fsdp2")
     if "--calculate-per-token-loss" in text:
-        neutral = [text for text in neutral if "average" not in text]
+        banned.append("average")
         # Megatron's wrapper of torch's FSDP never divides by the tokens.
-        layouts = [layout for layout in layouts if "fsdp2" not in layout.flags]
+        layouts = without("fsdp2")
+    neutral = [text for text in neutral if not any(word in text for word in banned)]
     found = []
     for _ in range(variants):
         saving = one_of(SAVING) if source.random() < saved else None

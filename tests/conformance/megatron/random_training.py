@@ -19,6 +19,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -98,22 +99,18 @@ def flags_in(page: str) -> dict[str, list[str]]:
     return {flag: re.split(r",\s*", some[flag]) if flag in some else [] for flag in flags}
 
 
+@dataclass(frozen=True)
 class Try:
     """One mixture's runs."""
 
-    def __init__(self, trainer: Trainer, mixture: Mixture, directory: Path, logs: Path) -> None:
-        self._trainer, self._mixture, self._directory, self._logs = (
-            trainer,
-            mixture,
-            directory,
-            logs,
-        )
-        version = trainer.checkout.name
-        self._name = f"{version}-{mixture.seed}"
+    trainer: Trainer
+    mixture: Mixture
+    directory: Path
+    logs: Path
 
     def lines(self) -> list[str]:
         """A line for the plain run, and one per variant."""
-        mixture = self._mixture
+        mixture = self.mixture
         text = " ".join((*mixture.what, mixture.precision))
         start = ["--save", "start", "--save-interval", str(SAVED), "--exit-interval", str(SAVED)]
         error, _ = self._run("start", 1, start, ())
@@ -156,14 +153,14 @@ class Try:
     def _tensors(self, name: str) -> str:
         """What departs from the plain run at the first step."""
         plain, path = (self._recording(one) for one in ("plain", name))
-        if "--fp8" in self._mixture.precision or not (plain.exists() and path.exists()):
+        if "--fp8" in self.mixture.precision or not (plain.exists() and path.exists()):
             return ""
         try:
             found = compare(read(plain), read(path))
         except NotComparable as error:
             return f"OFF {error.evidence}"
         # The table is for usual models; in low precision a clamp or a router flips some values.
-        low = bool(self._mixture.precision)
+        low = bool(self.mixture.precision)
         norm = found.rows[0].a.gradient_norm
         sizes = [
             (one.distance.means if low else one.size, one)
@@ -176,10 +173,10 @@ class Try:
         return f"OFF {worst[1].where}: {worst[0]:.1e}, limit {worst[1].limit:.1e}"
 
     def _recording(self, name: str) -> Path:
-        return self._directory / f"{name}.rec"
+        return self.directory / f"{name}.rec"
 
     def difference(self, numbers: Numbers, reference: Numbers) -> str:
-        precision = self._mixture.precision
+        precision = self.mixture.precision
         tolerances = TOLERANCE[" ".join(precision.split()[:1])]
         tolerances = TOLERANCE_OF_FP8 if "--fp8" in precision else tolerances
         worst = ""
@@ -201,7 +198,7 @@ class Try:
     def _run(
         self, name: str, processes: int, more: list[str], steps: range | tuple[()]
     ) -> tuple[str, Numbers]:
-        words = [*self._mixture.words(), "--train-iters", str(ALL), *more]
+        words = [*self.mixture.words(), "--train-iters", str(ALL), *more]
         if "--ckpt-format" not in words:
             words += ["--ckpt-format", "torch_dist"]
         # Megatron asks for it with Transformer Engine's Python.
@@ -209,8 +206,8 @@ class Try:
         if SAVED + 1 in steps and "--exit-interval" not in more:
             plan = Plan(out=str(self._recording(name)))
             environ |= {BEFORE: "accel_bridge.apps.record:attach", PLAN: plan.as_word()}
-        status, output = self._trainer.train(processes, words, self._directory, environ=environ)
-        log = self._logs / f"{self._name}-{name}.log"
+        status, output = self.trainer.train(processes, words, self.directory, environ=environ)
+        log = self.logs / f"{self.trainer.checkout.name}-{self.mixture.seed}-{name}.log"
         log.write_text(f"{' '.join(words)}\nstatus {status}\n{output}", encoding="utf-8")
         found = numbers_in(output)
         losses = {step: values.get("lm loss", math.nan) for step, values in found.items()}

@@ -99,9 +99,7 @@ def make_prompts(directory: Path) -> None:
 def _model(arguments: Mapping[str, object], stages: int) -> recipe_rules.Arguments:
     """The recipe's own architecture, small enough."""
     model = {flag: value for flag, value in arguments.items() if _ARCHITECTURE.fullmatch(flag)}
-    for flag, most in recipe_rules.WIDTHS.items():
-        if str(model.get(flag, "")).isdigit():
-            model[flag] = min(int(str(model[flag])), most)
+    recipe_rules.shrink(model)
     if recipe_rules.number(arguments, "--expert-model-parallel-size", 1) > 1:
         # A recipe may leave its experts to the checkpoint.
         model.setdefault("--num-experts", 16)

@@ -109,6 +109,13 @@ def number(arguments: Mapping[str, object], flag: str, default: int) -> int:
     return int(str(arguments.get(flag, default)))
 
 
+def shrink(arguments: Arguments) -> None:
+    """No width above its small size."""
+    for flag, most in WIDTHS.items():
+        if str(arguments.get(flag, "")).isdigit():
+            arguments[flag] = min(number(arguments, flag, most), most)
+
+
 def processes(arguments: Arguments, most: int = MOST, *, limit: int = MOST) -> int:
     """Processes for the layout, which is made smaller in place if ``limit`` are not enough.
 
@@ -152,9 +159,7 @@ def scale(
             sizes = [int(size) for size in str(small[flag]).strip("[]").split()]
             ratio = min(whole, WIDTHS[target]) / whole
             small[flag] = "[" + " ".join(str(max(1, int(size * ratio))) for size in sizes) + "]"
-    for flag, most in WIDTHS.items():
-        if flag in small and str(small[flag]).isdigit():
-            small[flag] = min(int(str(small[flag])), most)
+    shrink(small)
     small["--num-workers"] = 0
     if "--fp16" in small:
         small["--initial-loss-scale"] = 65536
@@ -244,31 +249,21 @@ def _batches(small: Arguments, world: int) -> int:
 
 
 def _length(small: Arguments, batch: int, *, resumes: bool) -> None:
+    def put(value: int, *flags: str) -> None:
+        small.update({flag: value for flag in flags if flag in small})
+
     if "--train-samples" in small:
-        small["--train-samples"] = ITERATIONS * batch
-        for flag in ("--lr-decay-samples", "--lr-wsd-decay-samples"):
-            if flag in small:
-                small[flag] = ITERATIONS * batch
-        if "--lr-warmup-samples" in small:
-            small["--lr-warmup-samples"] = min(number(small, "--lr-warmup-samples", 0), batch)
+        put(ITERATIONS * batch, "--train-samples", "--lr-decay-samples", "--lr-wsd-decay-samples")
+        put(min(number(small, "--lr-warmup-samples", 0), batch), "--lr-warmup-samples")
     elif "--train-iters" in small:
         iterations = min(number(small, "--train-iters", ITERATIONS), ITERATIONS)
-        small["--train-iters"] = iterations
-        for flag in ("--lr-decay-iters", "--lr-wsd-decay-iters"):
-            if flag in small:
-                small[flag] = iterations
-        if "--lr-warmup-iters" in small:
-            small["--lr-warmup-iters"] = 1
+        put(iterations, "--train-iters", "--lr-decay-iters", "--lr-wsd-decay-iters")
+        put(1, "--lr-warmup-iters")
     if number(small, "--exit-interval", ITERATIONS) >= ITERATIONS:
         small.pop("--exit-interval", None)
-    if "--save-interval" in small:
-        small["--save-interval"] = (
-            SAVED if resumes else min(number(small, "--save-interval", ITERATIONS), ITERATIONS)
-        )
-    if "--save-retain-interval" in small:
-        small["--save-retain-interval"] = small["--save-interval"]
-    if "--log-interval" in small:
-        small["--log-interval"] = 1
+    interval = SAVED if resumes else min(number(small, "--save-interval", ITERATIONS), ITERATIONS)
+    put(interval, "--save-interval", "--save-retain-interval")
+    put(1, "--log-interval")
 
 
 def words(arguments: Mapping[str, object]) -> Sequence[str]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import megatron_programs
 import recipe_data
 import recipe_inference
 import recipe_rules
@@ -272,7 +271,6 @@ class Runner:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(world), "-m", "accel_bridge.run"]
         command += [str(self.checkout / script), *line]
-        environment = {**self.environment(), **places}
         logs = Path(places["LOG_DIR"])
         logs.mkdir(exist_ok=True)
         with log.open("w", encoding="utf-8") as stream:
@@ -280,35 +278,17 @@ class Runner:
             stream.flush()
             if self.nest is not None:
                 words = [str(self.checkout / script), *line]
-                return self.nest.run(words, world, places, log, self.limit), _read(log, logs)
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=self.checkout,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(self.limit)
-            except subprocess.TimeoutExpired:
-                status = -1
-            finally:
-                _end(process)
-        return status, _read(log, logs)
+                status = self.nest.run(words, world, places, log, self.limit)
+            else:
+                environ = self.environment() | dict(places)
+                status = megatron_programs.run(command, environ, self.checkout, stream, self.limit)
+        # The recipe's own checks get a copy.
+        shutil.copy(log, logs / log.name)
+        return status, log.read_text(encoding="utf-8", errors="replace")
 
     def environment(self) -> dict[str, str]:
         """What every run shares."""
-        return {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(
-                filter(None, [str(self.checkout), os.environ.get("PYTHONPATH")])
-            ),
-            "OMP_NUM_THREADS": "1",
-            "PYTHONWARNINGS": "ignore",
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "ACCEL_BRIDGE_BACKEND": self.backend,
-        }
+        return megatron_programs.environment(self.checkout, self.backend)
 
 
 def _check_log(recipe: Recipe, logs: Path) -> bool:
@@ -323,23 +303,6 @@ def _check_log(recipe: Recipe, logs: Path) -> bool:
         check=False,
     )
     return done.returncode == 0
-
-
-def _read(log: Path, logs: Path) -> str:
-    """The output of a run, of which the recipe's own checks get a copy."""
-    shutil.copy(log, logs / log.name)
-    return log.read_text(encoding="utf-8", errors="replace")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of the recipe's own process group."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        with contextlib.suppress(subprocess.TimeoutExpired):  # torchrun ends its ranks first
-            process.wait(10)
 
 
 def _expand(text: str, places: Mapping[str, str]) -> str:

@@ -24,7 +24,7 @@ LARGEST_RISE: Final = 0.15
 #: Largest difference of a resumed loss; the first printed one may be a mean (upstream).
 RESUMED: Final = 0.02
 
-#: (in the output, outcome, reason). The first that is found counts.
+#: (in the output, outcome, reason with what was found). The first that is found counts.
 REASONS: Final[Sequence[tuple[str, str, str]]] = (
     (
         r"--export-kd-teacher-load \S*/model/nemotron",
@@ -37,27 +37,17 @@ REASONS: Final[Sequence[tuple[str, str, str]]] = (
         "the static engine has no log probabilities of prompts",
     ),
     (
-        "unrecognized arguments: .*--export-(te-mcore|kd|default-te-spec|model-type)"
-        "|No module named 'modelopt",
+        "unrecognized arguments: .*--export-(?:te-mcore|kd|default-te-spec|model-type)",
         "harness",
-        "nvidia-modelopt is not installed",
+        "modelopt is not installed",
     ),
-    ("No module named 'megatron.energon'", "harness", "megatron-energon is not installed"),
     (
-        "No module named '(soundfile|scipy|simpy|flask|torchvision)'",
+        "No module named '(megatron.energon|modelopt|soundfile|scipy|simpy|flask|torchvision)",
         "harness",
-        "soundfile, scipy, simpy, flask or torchvision, which the example imports, is not there",
+        "{} is not installed",
     ),
-    (
-        "Unknown model provider: mock",
-        "upstream",
-        "the example offers a mock provider and refuses its name",
-    ),
-    (
-        "--use-torch-fsdp2 requires --untie-embeddings",
-        "upstream",
-        "Megatron refuses its own recipe's arguments",
-    ),
+    ("Unknown model provider: (mock)", "upstream", "the example refuses its own {} provider"),
+    ("--use-torch-fsdp2 requires --untie", "upstream", "Megatron refuses its recipe's arguments"),
 )
 
 _TOLD: Final = "accel-bridge: error:"
@@ -79,7 +69,7 @@ class Phase:
     @property
     def losses(self) -> dict[int, float]:
         """Iteration -> the printed loss."""
-        return {int(number): float(loss) for number, loss in _LOSS.findall(self.output)}
+        return losses_in(self.output)
 
 
 @dataclass(frozen=True)
@@ -124,8 +114,8 @@ def judge_text(phase: Phase, written: str) -> Verdict:
 def why(phase: Phase) -> tuple[str, str, str]:
     """Outcome, reason and evidence of a start that ended with a status."""
     for pattern, outcome, reason in REASONS:
-        if re.search(pattern, phase.output):
-            return outcome, reason, _tail(phase.output)
+        if found := re.search(pattern, phase.output):
+            return outcome, reason.format(*found.groups()), _tail(phase.output)
     if phase.status == -1:
         return "failed", "out of time", _tail(phase.output)
     told, raised = errors(phase.output)
@@ -159,6 +149,11 @@ def _wrong(phases: Sequence[Phase], *, resumes: bool) -> str:
         if worst > RESUMED:
             return f"resumed losses differ by {worst:.3g}"
     return ""
+
+
+def losses_in(output: str) -> dict[int, float]:
+    """Iteration -> loss, as Megatron prints them."""
+    return {int(number): float(loss) for number, loss in _LOSS.findall(output)}
 
 
 def errors(output: str) -> tuple[list[str], list[str]]:

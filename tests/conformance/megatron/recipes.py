@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import re
-import shlex
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+import megatron_programs
 import recipe_data
 from recipe_ranks import Nest
 from recipe_runs import Recipe, Runner, recipes
@@ -33,13 +32,13 @@ from recipe_verdicts import Verdict
 def main(words: Sequence[str] | None = None) -> int:
     """One line for each recipe; status 1 when one failed."""
     options = _parser().parse_args(words)
-    rows: list[dict[str, object]] = []
+    found: list[tuple[Recipe, Verdict]] = []
     with tempfile.TemporaryDirectory(prefix="recipes-") as name:
         logs: Path = (options.logs or Path(name) / "logs").resolve()
         logs.mkdir(parents=True, exist_ok=True)
         data = Path(name) / "data"
         data.mkdir()
-        checkout: Path = options.checkout.resolve()
+        checkout: Path = options.checkout
         recipe_data.make(checkout, data)
         runner = Runner(
             checkout, data, logs, options.backend, options.limit, options.tokenizer, options.most
@@ -48,22 +47,23 @@ def main(words: Sequence[str] | None = None) -> int:
             nest = Nest(checkout, runner.environment())
             runner = dataclasses.replace(runner, nest=nest)
         for recipe, verdict in _verdicts(runner, options):
-            rows.append(
-                {"family": recipe.family, "recipe": recipe.name} | dataclasses.asdict(verdict)
-            )
+            found.append((recipe, verdict))
             print(
                 f"{recipe.family}/{recipe.name}: {verdict.outcome} ({verdict.seconds} s, "
                 f"{verdict.world} ranks) {verdict.reason}",
                 flush=True,
             )
-            if options.json:
-                rows.sort(key=lambda row: (row["family"], row["recipe"]))
-                options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+            found.sort(key=lambda one: (one[0].family, one[0].name))
+            megatron_programs.write_verdicts(
+                options.json,
+                [({"family": one.family, "recipe": one.name}, verdict) for one, verdict in found],
+            )
         if runner.nest is not None:
             runner.nest.close()
     if options.results:
-        write_results(rows, checkout, options.backend, options.only, options.results)
-    counts = Counter(row["outcome"] for row in rows)
+        rows = [(recipe.family, recipe.name, verdict) for recipe, verdict in found]
+        megatron_programs.write_rows("recipes", options, options.results, rows)
+    counts = Counter(verdict.outcome for _, verdict in found)
     print(dict(counts))
     return int(counts["failed"] > 0)
 
@@ -88,48 +88,12 @@ def _verdicts(runner: Runner, options: argparse.Namespace) -> Iterator[tuple[Rec
                 yield recipe, done.result()
 
 
-def write_results(
-    rows: Sequence[dict[str, object]], checkout: Path, backend: str, only: str, path: Path
-) -> None:
-    """The verdicts as a file of tools/compatibility."""
-    sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
-    from cells import version_of
-    from compatibility_results import Row, new_run
-
-    command = "make megatron-recipes MEGATRON=CHECKOUT"
-    command += f" ARGS={shlex.quote(f'--only {shlex.quote(only)}')}" if only else ""
-    new_run(
-        "recipes",
-        "ascend (emulated)" if backend == "ascend" else backend,
-        command,
-        [
-            Row(
-                version_of(checkout),
-                str(row["family"]),
-                str(row["recipe"]),
-                str(row["outcome"]),
-                reason=str(row["reason"]),
-                seconds=float(str(row["seconds"])) or None,
-            )
-            for row in rows
-        ],
-    ).write(path)
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("checkout", type=Path, metavar="CHECKOUT")
-    parser.add_argument("--only", default="", help="a regular expression of FAMILY/RECIPE")
-    parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
+    parser = megatron_programs.options(__doc__, "FAMILY/RECIPE")
     parser.add_argument("--jobs", type=int, default=1, help="recipes side by side")
-    parser.add_argument("--limit", type=float, default=300, help="seconds of one phase")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds; start none after that")
     parser.add_argument("--tokenizer", choices=("own", "null"), default="own")
-    parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
     parser.add_argument("--most", type=int, default=8, help="ranks above which no replica is added")
-    parser.add_argument("--json", type=Path, help="write every verdict to this file")
-    parser.add_argument("--results", type=Path, help="write them for tools/compatibility, too")
-    parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")
     return parser
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import commands
+import megatron_programs
 from recipe_verdicts import Phase
 
 TOOL = commands.Command("tools", "a tool", "python tool.py", shows="written [0-9]+")
@@ -19,13 +23,32 @@ TOOL = commands.Command("tools", "a tool", "python tool.py", shows="written [0-9
 
 def test_the_list_is_whole() -> None:
     words, rows = commands.read()
-    assert {row.kind for row in rows} == {"models", "features", "tools"}
+    assert {row.kind for row in rows} == {"models", "features", "training", "tools"}
     names = [row.what for row in rows]
     assert len(set(names)) == len(names)
     for row in rows:
         used = set(re.findall(r"\$([A-Z]+)", " ".join((row.line, *words.values()))))
         assert used <= {*words, "CHECKOUT", "WORK", "DATA", "SCRIPT"}, row.what
         assert bool(row.script) == ("$SCRIPT" in row.line)
+
+
+def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+    line, log = ["sh", "-c", "sleep 60 & echo $!; wait"], tmp_path / "log"
+
+    def late(process: subprocess.Popen[bytes]) -> int:
+        while not log.read_text():
+            time.sleep(0.02)
+        return process.wait(0.1)
+
+    with log.open("w") as output:
+        environ = megatron_programs.environment(tmp_path, "cpu")
+        assert megatron_programs.run(line, environ, tmp_path, output, 60, late) == -1
+    end = time.monotonic() + 20
+    with contextlib.suppress(OSError):  # it is gone
+        # What is killed ends a moment later; a zombie has no command line.
+        while Path("/proc", log.read_text().strip(), "cmdline").read_bytes():
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 def test_a_script_keeps_all_but_its_sizes() -> None:

@@ -116,7 +116,7 @@ def test_nothing_passes_without_a_start(tmp_path: Path, name: str) -> None:
             "accel-bridge: error: rank 1: no such file\n  evidence: x\nChildFailedError: y",
             "status 2: no such file evidence: x",
         ),
-        (1, "[rank0]: ValueError: a\nW1 Sending\nx.ChildFailedError:", "status 1: [rank0]: Val"),
+        (1, "[rank0]: ValueError: a\nW1 Sending\nx.ChildFailedError:", "status 1: ValueError: a"),
     ],
 )
 def test_what_went_wrong_is_said(status: int, output: str, said: str) -> None:

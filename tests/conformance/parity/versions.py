@@ -25,8 +25,9 @@ from typing import Any, Final
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/conformance/megatron")]
 
-from cells import error_in, version_of  # noqa: E402
+from cells import error_in  # noqa: E402
 from layouts import COMMON, MODELS  # noqa: E402
+from megatron_programs import version_of  # noqa: E402
 from recipe_data import write_indexed  # noqa: E402
 from warm_python import interpreter  # noqa: E402
 

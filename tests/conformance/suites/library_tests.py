@@ -38,11 +38,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-from library_suites import SUITES, Suite
+from library_suites import LISTS, SUITES, Suite
 from name_patterns import matches
 
-ROOT: Final = Path(__file__).resolve().parents[3]
-LISTS: Final = ROOT / "tests/conformance/suites/reasons"
 #: Why a test may fail.
 KINDS: Final = (
     "needs hardware",
@@ -61,27 +59,25 @@ _LOOSE: Final = ("the test's own", OUTSIDE)
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One entry of a reviewed list: the tests that a pattern names may fail."""
+    """One entry of a reviewed list: the tests that a pattern names may fail.
+
+    :param claimed: it covers all tests but those in files of these patterns.
+    """
 
     tests: str
     kind: str
     why: str
     on: tuple[str, ...] = ()
-
-    def covers(self, test: str, backend: str) -> bool:
-        """Whether ``test`` (file::name) may fail on a backend."""
-        return (not self.on or backend in self.on) and matches(self.tests, test)
-
-
-@dataclass(frozen=True, slots=True)
-class Outside(Expected):
-    """All tests but those in the files that a list claims."""
-
     claimed: tuple[str, ...] = ()
 
     def covers(self, test: str, backend: str) -> bool:
-        """Whether no claim names the file of ``test``."""
-        return not any(matches(pattern, test.partition("::")[0]) for pattern in self.claimed)
+        """Whether ``test`` (file::name) may fail on a backend."""
+        file = test.partition("::")[0]
+        return (
+            (not self.on or backend in self.on)
+            and matches(self.tests, test)
+            and not any(matches(pattern, file) for pattern in self.claimed)
+        )
 
 
 @dataclass(slots=True)
@@ -106,14 +102,12 @@ class Result:
 
 
 def read_list(path: Path) -> list[Expected]:
-    """The reviewed list; empty without a file.
+    """The reviewed list.
 
     :raises ValueError: an entry lacks something, or its kind is not one of :data:`KINDS`.
     """
     import tomllib
 
-    if not path.is_file():
-        return []
     document = tomllib.loads(path.read_text(encoding="utf-8"))
     entries = []
     for entry in document.get("expected", []):
@@ -123,7 +117,7 @@ def read_list(path: Path) -> list[Expected]:
             raise ValueError(f"{path}: {entry} has a kind or tests that cannot be")
         entries.append(Expected(**{**entry, "on": tuple(entry.get("on", ()))}))
     if claimed := tuple(document.get("claimed", ())):
-        entries.append(Outside("*", OUTSIDE, "in no file that the list claims", claimed=claimed))
+        entries.append(Expected("*", OUTSIDE, "in no file that the list claims", claimed=claimed))
     return entries
 
 
@@ -154,7 +148,7 @@ def run_files(
         environ = {
             **os.environ,
             **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
-            **suite.environ_of.get(name, {}),
+            **suite.needs(name, "environ"),
             "PYTHONPATH": os.pathsep.join(
                 [
                     scratch,
@@ -173,28 +167,22 @@ def run_files(
                     "sample": arguments.sample,
                     "seed": arguments.seed,
                     "budget": arguments.budget,
-                    "absent": {} if arguments.real else suite.absent.get(name, {}),
-                    "borrowed": {} if arguments.real else suite.borrowed.get(name, {}),
-                    "given": {} if arguments.real else suite.given.get(name, {}),
+                    **{
+                        kind: {} if arguments.real else suite.needs(name, kind)
+                        for kind in ("absent", "borrowed", "given")
+                    },
                     "preload": suite.preload,
                     "tree": str(arguments.checkout.resolve()),
                 }
             ),
         }
-        if name in suite.before:
-            script = [sys.executable, str(files[0]), *suite.before[name]]
+        if words := suite.before(name):
+            script = [sys.executable, str(files[0]), *words]
             subprocess.run(script, cwd=scratch, env=environ, capture_output=True, check=False)
-        command = [sys.executable, "-m", "pytest", "-p", "library_tests_plugin"]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "library_tests_plugin"]
         command += ["-p", "no:cacheprovider", "-p", "no:randomly"]
-        command += [
-            "--continue-on-collection-errors",
-            "-q",
-            "-c",
-            os.devnull,
-            "--rootdir",
-            str(directory),
-            *suite.options,
-        ]
+        command += ["--continue-on-collection-errors", *suite.options]
+        command += ["-c", os.devnull, "--rootdir", str(directory)]
         command += ["--timeout", str(arguments.limit), "-k", arguments.k, *map(str, files)]
         for _ in range(arguments.restarts + 1):
             done = subprocess.run(

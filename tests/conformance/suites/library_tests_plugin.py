@@ -71,7 +71,8 @@ def _prepare() -> None:
         name: {attribute: _value(value) for attribute, value in values.items()}
         for name, values in _SETTINGS["given"].items()
     }
-    for name, (path, borrowed) in _SETTINGS["borrowed"].items():
+    for place, borrowed in _SETTINGS["borrowed"].items():
+        name, path = place.partition("/")[0], f"{place.replace('.', '/')}.py"
         defined = _defined(Path(_SETTINGS["tree"], path), asked.get(name, {}))
         for attribute in borrowed:
             setattr(_module(name), attribute, defined[attribute])

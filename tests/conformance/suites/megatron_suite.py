@@ -70,8 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
         # Unset, it means to some tests that PyTorch is that of 2024, and they skip themselves.
         "NVIDIA_PYTORCH_VERSION": os.environ.get("NVIDIA_PYTORCH_VERSION", "26.01"),
         # No download, nor waiting for one: a result must not depend on it.
-        **({} if arguments.online else dict.fromkeys(_PROXIES, "http://127.0.0.1:9")),
-        **({} if arguments.online else {"HF_HUB_OFFLINE": "1", "no_proxy": "localhost,127.0.0.1"}),
+        **dict.fromkeys(_PROXIES, "http://127.0.0.1:9"),
+        "HF_HUB_OFFLINE": "1",
+        "no_proxy": "localhost,127.0.0.1",
     }
     world = str(arguments.world)
     ranks = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": "0", "LOCAL_RANK": "0"}
@@ -209,8 +210,6 @@ def _parts(
     files: Sequence[str], only: Mapping[str, frozenset[str]], arguments: argparse.Namespace
 ) -> list[tuple[str, tuple[int, int]]]:
     """(file, (part, parts)), the longest files first, in several parts."""
-    if arguments.collect:
-        return [(file, (0, 0)) for file in files]
     times = {file: len(only.get(file, ())) or _guess(arguments.checkout / file) for file in files}
     parts = {file: max(1, round(times[file] / arguments.part)) for file in files}
     chosen = [(file, (part, parts[file])) for file in files for part in range(parts[file])]
@@ -271,33 +270,25 @@ def _run_all(jobs: Sequence[Job], arguments: argparse.Namespace, deadline: float
             raise
         slot, job = running.pop(process)
         free.append(slot)
-        if not arguments.quiet:
-            counts = Counter(one["outcome"] for one in _results([job]).values())
-            print(f"{job.file} {job.part}: {counts_text(counts)}", flush=True)
+        counts = Counter(one["outcome"] for one in _results([job]).values())
+        print(f"{job.file} {job.part}: {counts_text(counts)}", flush=True)
         yield job
 
 
 def _results(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
     """Test (file::name) -> how it ended."""
     tests: dict[str, dict[str, Any]] = {}
+    unknown = {"outcome": "not run", "seconds": 0.0, "message": "", "where": ""}
     for job in jobs:
         lines = job.log.read_text(encoding="utf-8").splitlines() if job.log.is_file() else []
         for line in lines:
             event = json.loads(line)
             for test in event.get("collected", ()):
-                tests.setdefault(
-                    test.removeprefix(f"{TESTS}/"),
-                    {"outcome": "not run", "seconds": 0.0, "message": "", "where": ""},
-                )
+                tests.setdefault(test.removeprefix(f"{TESTS}/"), unknown)
             if "outcome" in event:
                 tests[event.pop("test").removeprefix(f"{TESTS}/")] = event
         if not lines:
-            tests[f"{job.file.removeprefix(f'{TESTS}/')}::"] = {
-                "outcome": "not run",
-                "seconds": 0.0,
-                "message": "",
-                "where": "",
-            }
+            tests[f"{job.file.removeprefix(f'{TESTS}/')}::"] = unknown
     return tests
 
 
@@ -335,7 +326,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--devices", type=int, default=0, help="accelerators to spread the groups on")
     one.add_argument("--without-bridge", action="store_true")
     one.add_argument("--megatron", default="", help="the version, where it cannot be read")
-    one.add_argument("--collect", action="store_true", help="only name the tests")
     one.add_argument(
         "--unless", type=Path, nargs="+", default=[], help="results; not what passed there"
     )
@@ -344,9 +334,7 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--part", type=float, default=30, help="seconds of a divided file's part")
     one.add_argument("--full-size", action="store_true", help="without the list's small models")
-    one.add_argument("--online", action="store_true", help="let tests download what they need")
     one.add_argument("--cold", action="store_true", help="let every rank import Megatron itself")
-    one.add_argument("--quiet", action="store_true")
     one.add_argument("--json", type=Path, metavar="FILE[.gz]")
     one.set_defaults(function=run)
     two = commands.add_parser("report", help="judge results of several runs together")

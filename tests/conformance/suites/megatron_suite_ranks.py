@@ -38,7 +38,7 @@ class Job:
     """One file, or a part of one, on ``world`` ranks.
 
     :param activate: the ranks activate the bridge themselves.
-    :param part: (number, parts): which part of the file's tests; with no parts they are only named.
+    :param part: (number, parts): which part of the file's tests.
     :param without: names of tests to leave out.
     :param only: names of the tests to run; all where it is empty.
     :param ports: (first, count) of those that its groups meet at, one after the other.
@@ -131,12 +131,9 @@ class Ranks:
         if self._job.only:
             items[:] = [item for item in items if item.nodeid in self._job.only]
         number, parts = self._job.part
-        if parts:
-            first, last = (len(items) * end // parts for end in (number, number + 1))
-            items[:] = items[first:last]
+        first, last = (len(items) * end // parts for end in (number, number + 1))
+        items[:] = items[first:last]
         self._tell(collected=[item.nodeid for item in items])
-        if not parts:
-            items.clear()
         items[:] = [item for item in items if item.nodeid not in self._done]
         if items:
             _initialize()

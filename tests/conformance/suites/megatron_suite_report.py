@@ -194,6 +194,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of runs without the bridge: what passed there must pass with it",
     )
     parser.add_argument("--compatibility", type=Path, help="write the table's results to a file")
+    parser.add_argument(
+        "--over", type=Path, metavar="FILE", help="an earlier one, of which other directories stay"
+    )
     parser.add_argument("--machine", default="", help="that the tests ran on; default: this one")
 
 
@@ -263,6 +266,7 @@ def _write_compatibility(
     """Rows for docs/compatibility.md: by directory, number of ranks, outcome and reason."""
     sys.path.append(str(ROOT / "tools"))
     from compatibility_results import Row, new_run
+    from compatibility_results import read as read_rows
 
     first = documents[0]
     rows: Counter[tuple[str, str, str, str]] = Counter()
@@ -272,18 +276,21 @@ def _write_compatibility(
             directory = Path(test.partition("::")[0]).parent.as_posix()
             rows[directory if directory != "." else "(top)", case, one.outcome, one.reason] += 1
     command = f"make megatron-suite MEGATRON=PATH WORLD={','.join(map(str, sorted(worlds)))}"
-    made = new_run(
-        "suite",
-        first["backend"],
-        command,
-        [
-            Row(first["megatron"], directory, case, outcome, count, reason)
-            for (directory, case, outcome, reason), count in sorted(rows.items())
-        ],
-    )
-    versions = {**made.versions, "torch": first["torch"]}
+    new = [
+        Row(first["megatron"], directory, case, outcome, count, reason)
+        for (directory, case, outcome, reason), count in sorted(rows.items())
+    ]
+    made = new_run("suite", first["backend"], command, new)
     machine = arguments.machine or made.machine
-    replace(made, versions=versions, machine=machine).write(arguments.compatibility)
+    if arguments.over:
+        earlier, mine = read_rows(arguments.over), {row.subject for row in new}
+        kept = [row for row in earlier.rows if row.subject not in mine]
+        new += kept
+        names = ", ".join(dict.fromkeys(row.subject for row in kept))
+        machine += f"; on {earlier.date[:10]} with torch {earlier.versions['torch']}, "
+        machine += f"{earlier.machine}: {names}"
+    versions = {**made.versions, "torch": first["torch"]}
+    replace(made, versions=versions, machine=machine, rows=new).write(arguments.compatibility)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(Path(__file__).parent))
+import megatron_suite  # noqa: E402
 import megatron_suite_report as report  # noqa: E402
 from megatron_suite_small import Small, read_small  # noqa: E402
 
@@ -124,6 +126,33 @@ def test_a_failure_on_fewer_ranks_counts_unless_eight_pass() -> None:
     judged, _ = report.judge_all([document(1, a="boom", b="boom"), document(8, a="passed")], [])
     assert judged["test_a.py::a"].outcome == "passed"
     assert judged["test_a.py::b"].outcome == "failed"
+
+
+def test_a_directory_that_ran_again_replaces_its_rows(tmp_path: Path) -> None:
+    def rows(path: Path, ends: dict[str, str], *words: str) -> dict[str, Any]:
+        (tmp_path / "results.json").write_text(
+            json.dumps(document(1) | {"megatron": "0.1", "torch": "2", "tests": {
+                test: {"outcome": end, "message": "", "where": ""} for test, end in ends.items()
+            }})
+        )  # fmt: skip
+        given = ["report", str(tmp_path / "results.json"), "--compatibility", str(path), *words]
+        megatron_suite.main(given)
+        run: dict[str, Any] = json.loads(path.read_text())
+        run["together"] = {
+            (row["subject"], row["outcome"], row.get("count", 1))
+            for row in run["rows"]
+            if row["case"] == "together"
+        }
+        return run
+
+    ends = {"a/test_a.py::x": "not run", "a/test_a.py::y": "passed", "b/test_b.py::z": "passed"}
+    before = rows(tmp_path / "old.json", ends, "--machine", "an old machine")
+    assert before["together"] == {("a", "harness", 1), ("a", "passed", 1), ("b", "passed", 1)}
+    again = {"a/test_a.py::x": "passed", "a/test_a.py::y": "passed"}
+    over = ["--over", str(tmp_path / "old.json"), "--machine", "here"]
+    after = rows(tmp_path / "new.json", again, *over)
+    assert after["together"] == {("a", "passed", 2), ("b", "passed", 1)}
+    assert re.fullmatch(r"here; on .* with torch 2, an old machine: b", after["machine"])
 
 
 def test_a_skip_counts_as_megatrons_own_and_says_why() -> None:

@@ -210,6 +210,21 @@ def test_attention(te: ModuleType, form: str, kind: str) -> None:
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+def test_attention_of_a_first_call_in_fp8(te: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of the later ones, to the bit, also where the long way would take another one."""
+    from transformer_engine.common import recipe
+
+    monkeypatch.setenv("NVTE_FUSED_ATTN", "0")
+    layer = te.DotProductAttention(4, 16, num_gqa_groups=2, qkv_format="sbhd")
+    tensors = [_randn(8, 2, n, 16, dtype=torch.bfloat16) for n in (4, 2, 2)]
+    found = []
+    for _ in range(2):
+        with te.autocast(enabled=True, recipe=recipe.Float8CurrentScaling()):
+            found.append(layer(*tensors, attn_mask_type="causal"))
+    assert torch.equal(*found)
+    assert layer.fp8_initialized
+
+
 def test_experts(te: ModuleType) -> None:
     """Tokens to their experts, in another order and back; and Triton's map of rows."""
     from transformer_engine.pytorch import permutation

@@ -162,8 +162,13 @@ def _is_plain(layer: Any, states: Any, query: Any, key: Any, value: Any) -> bool
         return True
     recipe = states.get_fp8_recipe()
     # Delayed scaling keeps a history for attention too, which checkpoints hold.
-    asks = recipe.fp8_dpa or recipe.fp8_mha or recipe.delayed() or _custom(recipe)
-    return not asks and bool(layer.fp8_initialized)
+    if recipe.fp8_dpa or recipe.fp8_mha or recipe.delayed() or _custom(recipe):
+        return False
+    if not layer.fp8_initialized:
+        # The long way does so, too: it must not serve a layer's first call alone, as it rounds
+        # in other places.
+        layer.init_fp8_metadata(num_gemms=3)
+    return True
 
 
 def _unfused() -> bool:
