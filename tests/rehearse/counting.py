@@ -8,6 +8,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,3 +58,12 @@ def _training(name: str, module: ModuleType) -> None:
         return answer
 
     module.train_step = counted  # type: ignore[attr-defined]
+
+
+def count(rank: dict[str, Any], sizes: bool = True) -> Counter[tuple[Any, ...]]:
+    """(kind, ranks of the group, dtype, bytes) of the second step's collectives -> how many."""
+    return Counter(
+        (kind, tuple(rank["own_groups"][group]["ranks"]), dtype, size if sizes else None)
+        for step, kind, group, dtype, _, size, _, _ in rank["calls"]
+        if step == 2
+    )

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from .counting import count
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
 
@@ -52,15 +52,6 @@ LAYOUTS = {
 
 #: Layouts whose checkpoint's files are compared too.
 SAVED = ("dp2-overlap", "fsdp2")
-
-
-def _count(calls: list[list[Any]], groups: list[dict[str, Any]]) -> Counter[tuple[Any, ...]]:
-    """(kind, ranks of the group, dtype, bytes) of the second step's collectives -> how many."""
-    return Counter(
-        (kind, tuple(groups[group]["ranks"]), dtype, size)
-        for step, kind, group, dtype, _, size, _, _ in calls
-        if step == 2
-    )
 
 
 @pytest.mark.timeout(500)
@@ -106,8 +97,8 @@ def test_collectives_are_those_of_a_real_run(layout: str, warm: str, tmp_path: P
         truth = json.loads((tmp_path / f"real.{rank}.json").read_text())
         found = json.loads((kept / f"rank.{rank}.json").read_text())
         assert found["parameters"] == truth["parameters"]
-        counted = _count(truth["calls"], truth["own_groups"])
-        assert _count(found["calls"], found["own_groups"]) == counted
+        counted = count(truth)
+        assert count(found) == counted
         assert counted
         sizes = {Path(name).relative_to(planned): size for name, size in found["files"]}
         files = {name: size for name, size in sizes.items() if name.suffix == ".distcp"}

@@ -1,13 +1,14 @@
 """Random combinations of Megatron's flags, each computed in several ways that must agree.
 
     python tests/conformance/megatron/random_training.py CHECKOUT [--seeds 1-20] [--variants 3]
-        [--limit SECONDS] [--logs DIRECTORY] [--hybrid]
+        [--limit SECONDS] [--logs DIRECTORY] [--hybrid] [--rehearse]
 
 CHECKOUT is a directory with a Megatron's package and its pretrain_gpt.py. A seed gives a model and
 a training; one process trains one iteration and saves. Then one process goes on, as plainly as it
 can, and so does every variant: a layout with some flags that must change nothing, perhaps
 resumed on the way. Losses and gradient norms must be those of the plain run, and, but in FP8, the
-statistics of every parameter, its gradient and every output at the first step. Not part of the
+statistics of every parameter, its gradient and every output at the first step. With --rehearse
+every variant is rehearsed instead, and must do and say what it does when it is run. Not part of the
 test suite: it says what nobody named.
 """
 
@@ -28,6 +29,7 @@ sys.path[:0] = [str(ROOT / "tests")]
 
 from cells import Trainer, error_in  # noqa: E402
 from mixtures import Mixture, Variant, draw  # noqa: E402
+from rehearsed import Rehearsed  # noqa: E402
 from warm_python import interpreter  # noqa: E402
 
 from accel_bridge.apps.comparison import NotComparable, compare  # noqa: E402
@@ -63,6 +65,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="1-10", help="FIRST-LAST")
     parser.add_argument("--variants", type=int, default=3)
     parser.add_argument("--hybrid", action="store_true", help="models with state-space layers")
+    parser.add_argument("--rehearse", action="store_true", help="compare with a rehearsal")
     parser.add_argument("--logs", type=Path, help="keep every run's output here")
     parser.add_argument("--limit", type=float, default=120, help="seconds for one training")
     arguments = parser.parse_args()
@@ -79,7 +82,8 @@ def main() -> int:
         for seed in range(int(first), int(last or first) + 1):
             mixture = draw(seed, known, arguments.variants, arguments.hybrid)
             with tempfile.TemporaryDirectory(dir=name) as directory:
-                for line in Try(trainer, mixture, Path(directory), logs).lines():
+                judge = Rehearsed if arguments.rehearse else Try
+                for line in judge(trainer, mixture, Path(directory), logs).lines():
                     counts[line.split()[1]] += 1
                     print(line, flush=True)
     print(dict(counts))

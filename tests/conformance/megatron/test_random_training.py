@@ -13,6 +13,7 @@ from cells import Trainer
 from mixtures import LAYOUTS, MODEL, NEUTRAL, Mixture, draw
 from parity.made import Change, recording
 from random_training import Try, flags_in, numbers_in, verdict
+from rehearsed import difference, said
 
 from accel_bridge.recording import write
 
@@ -77,3 +78,18 @@ def test_a_wrong_gradient_of_one_weight_is_wrong(tmp_path: Path, size: float) ->
     write(recording(made(1.5)), tmp_path / "0.rec")
     assert name_of in runs._tensors("0")
     assert not runs._tensors("plain")
+
+
+def test_a_collective_that_a_rehearsal_has_not_is_found() -> None:
+    call = [2, "all_reduce", 0, "float32", "", 64, "", ""]
+    real = {"parameters": 9, "own_groups": [{"ranks": [0, 1]}], "calls": [call, call]}
+    larger = [[*call[:5], 128, *call[6:]], call]
+    assert not difference(real, real)
+    assert "all_reduce" in difference(real, real | {"calls": [call]})
+    assert "128" in difference(real, real | {"calls": larger})
+    assert not difference(real, real | {"calls": larger}, sizes=False)
+    assert "parameters" in difference(real, real | {"parameters": 8})
+
+
+def test_what_a_program_says_does_not_depend_on_its_rank() -> None:
+    assert said("accel-bridge: error: rank 1: no\n") == said("accel-bridge: error: no\n") == "no"
