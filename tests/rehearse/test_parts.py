@@ -251,3 +251,15 @@ def test_experts_with_a_capacity_take_tokens_that_chose_them(capacity: int) -> N
         mask = torch.zeros_like(scores).scatter(0, rows, 1)
         assert mask.sum(0).tolist() == [capacity] * 4
         assert (mask * taken).sum(0).tolist() == [min(capacity, 4)] * 4
+
+
+def test_what_was_assumed_once_is_assumed_again() -> None:
+    """As where Megatron 0.12 asserts that all its counts of tokens are the same."""
+    with FakeTensorMode(), Rehearsal("cpu", 0):
+        count = torch.empty((), dtype=torch.int64)
+        counts = [torch.clone(count) for _ in range(2)]
+        assert all(one.item() == counts[0] for one in counts)
+        counts[0] += 1
+        assert counts[0].item() != counts[1]
+        counts[0].copy_(torch.empty((), dtype=torch.int64))
+        assert counts[0].item() == 1

@@ -101,11 +101,11 @@ class Rehearsal(TorchDispatchMode):
 
     def _read(self, tensor: torch.Tensor) -> Any:
         found = values.known(tensor)
-        if found is not None:
-            with values.unset_fake_temporarily():
-                return found.item()
-        self.guess(tensor)
-        return values.assumed(tensor.dtype)
+        if found is None:
+            self.guess(tensor)
+            found = values.assume(tensor)
+        with values.unset_fake_temporarily():
+            return found.item()
 
     def guess(self, tensor: torch.Tensor) -> None:
         """The program reads a value that nobody knows."""

@@ -216,12 +216,16 @@ def isfinite(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones(tensor.shape, dtype=torch.bool, device=tensor.device)
 
 
-#: What is answered where a program reads a value that nobody knows.
-def assumed(dtype: torch.dtype) -> bool | int | float:
-    """The loss is 1, a count is 1, a flag is not set."""
-    if dtype == torch.bool:
-        return False
-    return 1.0 if dtype.is_floating_point else 1
+def assume(tensor: torch.Tensor) -> torch.Tensor:
+    """Values for a program that reads some that nobody knows; from now on they are the tensor's.
+
+    The loss is 1, a count is 1, a flag is not set.
+    """
+    with unset_fake_temporarily():
+        value = torch.full(tensor.shape, tensor.dtype != torch.bool, dtype=tensor.dtype)
+    if isinstance(tensor, FakeTensor):
+        give(tensor, value)
+    return value
 
 
 def install(read: Callable[[torch.Tensor], None]) -> None:
@@ -231,8 +235,7 @@ def install(read: Callable[[torch.Tensor], None]) -> None:
         found = known(self)
         if found is None:
             read(self)
-            with unset_fake_temporarily():
-                found = torch.full(self.shape, assumed(self.dtype), dtype=self.dtype)
+            found = assume(self)
         return found
 
     def tolist(self: FakeTensor) -> Any:
