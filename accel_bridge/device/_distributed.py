@@ -14,7 +14,7 @@ import inspect
 import types
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final
 
 import torch
@@ -42,6 +42,7 @@ DROPPED_ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "init_process_group": ("device_id",),
     "new_group": ("device_id",),
     "barrier": ("device_ids",),
+    "_new_process_group_helper": ("device_id",),
 }
 
 
@@ -88,7 +89,12 @@ def redirect_distributed(context: Context) -> None:
         (*GROUP_FUNCTIONS, "barrier"),
         lambda name, original: _without_nccl(original, name, context.spec),
     )
-    context.wrap(dist.distributed_c10d, "_new_process_group_helper", _meeting_by_members)
+    # Trainers call it too, for groups between them and what generates.
+    context.wrap(
+        dist.distributed_c10d,
+        helper := "_new_process_group_helper",
+        lambda original: _without_nccl(_meeting_by_members(original), helper, context.spec),
+    )
     context.wrap(DeviceMesh, "__init__", lambda original: _device_mesh(original, context.spec))
     if not context.spec.indexed:
         context.wrap(DistributedDataParallel, "__init__", _without_device_ids)
@@ -101,7 +107,7 @@ def redirect_distributed(context: Context) -> None:
 def _without_nccl(original: Callable[..., Any], name: str, spec: Device) -> Callable[..., Any]:
     signature = inspect.signature(original)
     dropped = DROPPED_ARGUMENTS.get(name, ())
-    creates_group = name in GROUP_FUNCTIONS
+    creates_group = name != "barrier"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs)
@@ -116,14 +122,15 @@ def _without_nccl(original: Callable[..., Any], name: str, spec: Device) -> Call
 
 def _translate_group_arguments(arguments: dict[str, Any], name: str, spec: Device) -> None:
     backend = arguments.get("backend")
-    if backend is None and name == "init_process_group":
+    if backend == "undefined" or (backend is None and name == "init_process_group"):
         backend = DEFAULT_BACKENDS
     if backend is not None:
         arguments["backend"] = translate_backend(
             str(backend), spec.type, spec.communication_backend
         )
-    if _is_nccl_options(arguments.get("pg_options")):
-        del arguments["pg_options"]
+    for options in ("pg_options", "backend_options"):
+        if _is_nccl_options(arguments.get(options)):
+            del arguments[options]
 
 
 def _is_nccl_options(options: object) -> bool:
@@ -136,6 +143,7 @@ def _meeting_by_members(original: Callable[..., Any]) -> Callable[..., Any]:
     if not {"store", "global_ranks_in_group"} <= set(signature.parameters):
         return original
 
+    @wraps(original)
     def create(*args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs)
         # The default group names none.

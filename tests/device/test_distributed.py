@@ -6,6 +6,7 @@ import functools
 import inspect
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,19 @@ def test_different_groups_of_one_call_do_not_meet() -> None:
     assert again.get("0") == b"here"
     # The default group meets where it always has.
     assert create(2, 0, [], base) is base
+
+
+@pytest.mark.parametrize("backend", ["nccl", "undefined"])
+def test_a_group_that_a_trainer_makes_by_the_helper(cpu_spec: DeviceSpec, backend: str) -> None:
+    """As ROLL, slime and OpenRLHF do, whose groups have trainers and what generates in them."""
+    c10d = dist.distributed_c10d
+    with DeviceRedirection(cpu_spec):
+        options = dist.ProcessGroupNCCL.Options()
+        place = (c10d.Backend(backend), dist.HashStore(), backend)
+        group, _ = c10d._new_process_group_helper(1, 0, [], *place, options, timedelta(seconds=9))
+    assert group._get_backend_name() == "gloo"
+    c10d._world.pg_map.pop(group)
+    c10d._world.pg_names.pop(group)
 
 
 @pytest.mark.slow
