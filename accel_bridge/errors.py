@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 #: What every command and every rank prints before an error.
 ERROR_PREFIX: Final = "accel-bridge: error:"
@@ -29,6 +30,11 @@ class BridgeError(Exception):
         self.evidence = (evidence,) if isinstance(evidence, str) else tuple(evidence)
         self.next = next
         super().__init__(what)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its parts: Ray pickles errors, and NVIDIA's resiliency extension copies them."""
+        made = partial(type(self), evidence=self.evidence, next=self.next)
+        return made, (self.what,), self.__dict__
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import pytest
 from plugin_site import Python, Site
 
 from accel_bridge.apps.cli.parity_record import run_child
+from accel_bridge.apps.cli.run import CommandError
 from accel_bridge.errors import printable
 
 #: Commands, with PYTHONUNBUFFERED.
@@ -165,3 +168,11 @@ def test_a_child_that_does_not_hear_ctrl_c_is_killed() -> None:
 )
 def test_what_acts_on_a_terminal_is_shown(text: str, shown: str) -> None:
     assert printable(text, keep="\n") == shown
+
+
+def test_an_error_crosses_processes() -> None:
+    """Ray pickles what a worker raises, and restarts in a process copy it."""
+    error = CommandError("It ended.", "a line", "try again", exit_code=126)
+    for other in (copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+        assert type(other) is CommandError
+        assert (str(other), other.exit_code) == (str(error), 126)
