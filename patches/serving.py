@@ -1,6 +1,7 @@
-"""vLLM beside a trainer, where its platform has nothing to free.
+"""vLLM on a CPU, beside a trainer.
 
-Its worker on a CPU ignores being put to sleep; only its start refuses the option.
+Its worker there ignores being put to sleep; only its start refuses the option. Its linear layers
+multiply by oneDNN's copy of a weight and drop the weight, which the trainer then cannot update.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from accel_bridge.patching import Kind, Patch, PatchContext
 
@@ -29,6 +32,14 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     return create_model_config
 
 
+def _make_updatable(context: PatchContext) -> Callable[..., None]:
+    def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
+        """PyTorch's product, which reads the layer's weight each time."""
+        layer.cpu_linear = torch.nn.functional.linear
+
+    return dispatch_cpu_unquantized_gemm
+
+
 PATCHES = (
     Patch(
         id="vllm-sleep",
@@ -39,5 +50,16 @@ PATCHES = (
         upstream="https://github.com/vllm-project/vllm/blob/main/vllm/engine/arg_utils.py",
         removed_when="vLLM starts with a sleep mode on every platform",
         loses="trainers that generate with vLLM (ROLL, NeMo-RL) end at its start on a CPU",
+    ),
+    Patch(
+        id="vllm-weights",
+        target="vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
+        kind=Kind.REPLACE,
+        parameters=("layer", "remove_weight"),
+        make=_make_updatable,
+        why="on a CPU vLLM drops weights that it has packed: a trainer cannot update them",
+        upstream="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/layers/utils.py",
+        removed_when="vLLM on a CPU keeps weights, or loads them again",
+        loses="after its first step a trainer ends at an update of vLLM's weights",
     ),
 )
