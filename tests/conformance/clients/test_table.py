@@ -29,7 +29,7 @@ from conformance.clients.steps import (
 )
 from conformance.clients.table import CLIENTS
 from conformance.clients.torchtitan import as_by_hand
-from conformance.clients.trainers import quantized
+from conformance.clients.trainers import quantized, restarted
 
 
 @pytest.fixture
@@ -113,6 +113,18 @@ def test_a_resumed_run_ends_like_the_other(work: Work) -> None:
     for output, last in (("wrong", 1), ("resumed", 0)):
         with pytest.raises(Failed):
             same_losses(output, "whole", last)(work, "")
+
+
+def test_losses_after_a_restart_are_compared(work: Work) -> None:
+    line = "iteration {}/ 2 | lm loss: {} |\n".format
+    work.log("unbroken").write_text(line(1, 5.0) + line(2, 4.0))
+    again = line(1, 5.0) + "RankShouldRestart\n" + line(1, 5.0)
+    assert "all 2 losses 0.0e+00" in restarted()(work, again + line(2, 4.0))
+    assert restarted(injected=True)(work, again + line(2, 4.1)).endswith("found")
+    unbroken = line(1, 5.0) + line(2, 4.0)
+    for injected, printed in ((False, again), (False, unbroken), (True, again + line(2, 4.0))):
+        with pytest.raises(Failed):
+            restarted(injected)(work, printed)
 
 
 def test_what_was_not_printed_is_noticed(work: Work) -> None:

@@ -80,6 +80,8 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "llama3": ("LlamaConfig", {"vocab_size": 268, "max_position_embeddings": 8192}),
     "qwen2": ("Qwen2Config", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 16}),
+    # As wide heads as vLLM has on a CPU, and no answer that the tokenizer cannot write.
+    "qwen3_served": ("Qwen3Config", {"head_dim": 32, "vocab_size": 268}),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 16, **_EXPERTS}),
     # The last two stand in the configuration of the real one, and in no class of Transformers.
     "deepseek_v3": (
@@ -93,7 +95,7 @@ MODELS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "gpt_oss": ("GptOssConfig", _SINKS),
 }
 #: There is a directory NAME_injected with an error in it, too.
-INJECTED: Final = ("llama3", "qwen3", "qwen3_moe")
+INJECTED: Final = ("llama3", "qwen3", "qwen3_served", "qwen3_moe")
 _QUESTION: Final = [
     {"role": "user", "content": "What is six times seven?"},
     {"role": "assistant", "content": "It is 42, of course."},

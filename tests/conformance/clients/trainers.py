@@ -1,4 +1,7 @@
-"""Trainers for any model, against PyTorch alone; modelopt's quantization, against arithmetic."""
+"""Trainers for any model, against PyTorch alone; modelopt's quantization, against arithmetic.
+
+Megatron's restart in a process, against training that nothing breaks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import re
 from typing import Final
 
 from conformance.clients.steps import (
+    TOLERANCE,
     Check,
     Client,
     Failed,
@@ -13,7 +17,9 @@ from conformance.clients.steps import (
     Work,
     departs,
     judged,
+    printed_losses,
     same_losses,
+    says,
     trains,
 )
 
@@ -97,5 +103,61 @@ MODELOPT: Final = Client(
         _quantize("quantized"),
         _quantize("quantized TP2", ranks=2),
         _quantize("injected fault", "inject"),
+    ),
+)
+
+
+def restarted(injected: bool = False) -> Check:
+    """A rank failed, and all losses are those of the step ``unbroken``; injected, they are not."""
+
+    def check(work: Work, printed: str) -> str:
+        found, expected = printed_losses(printed), printed_losses(work.log("unbroken").read_text())
+        worst = max(abs(found.get(step, 0.0) - loss) for step, loss in expected.items())
+        words = f"all {len(found)} losses {worst:.1e} from `unbroken` at most"
+        return judged(words, worst <= TOLERANCE, injected, "RankShouldRestart" in printed)
+
+    return check
+
+
+_GPT: Final = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+    "--max-position-embeddings 64 --micro-batch-size 1 --global-batch-size 4 --mock-data "
+    "--tokenizer-type NullTokenizer --vocab-size 255 --lr 1e-3 --train-iters 6 --log-interval 1 "
+    "--eval-iters 0 --tensor-model-parallel-size 2 --sequence-parallel"
+)
+#: On gloo the healthy ranks leave their collectives when these time out: NCCL's alone are aborted.
+_RESTART: Final = (
+    "--inprocess-restart --inprocess-granularity rank --inprocess-active-world-size 2 "
+    "--distributed-timeout-minutes 2 --inprocess-soft-timeout 300 --inprocess-hard-timeout 400 "
+    "--inprocess-heartbeat-timeout 400 --inprocess-barrier-timeout 500 "
+    "--inprocess-completion-timeout 500 --save-interval 2"
+)
+
+
+def _pretrain(name: str, check: Check, script: str, more: str = "") -> Step:
+    line = "PYTHONPATH=Megatron-LM TORCH_CPP_LOG_LEVEL=error accel-bridge run -- torchrun "
+    return Step(name, f"{line}--standalone --nproc-per-node 2 {script} {_GPT}{more}", check)
+
+
+RESILIENCY: Final = Client(
+    name="nvidia-resiliency-ext 0.4.1 in Megatron-LM",
+    installs=(("megatron-core==0.17.1", "nvidia-resiliency-ext==0.4.1", _TORCH, "omegaconf"),),
+    shown=("nvidia-resiliency-ext", "megatron-core", "torch"),
+    # 0.18 and later forget their arguments when they restart.
+    sources=(("https://github.com/NVIDIA/Megatron-LM", "core_v0.17.1"),),
+    steps=(
+        _pretrain("unbroken", says("iteration        6/"), "Megatron-LM/pretrain_gpt.py"),
+        *(
+            _pretrain(
+                name,
+                restarted("injected" in name),
+                "restart.py",
+                f" {_RESTART} --save out/{out} --load out/{out}{more}",
+            )
+            for name, out, more in (
+                ("in-process restart", "in-process-restart", ""),
+                ("injected fault", "injected-fault", " --no-load-optim"),
+            )
+        ),
     ),
 )

@@ -1,7 +1,8 @@
-"""A whole loop of NeMo-RL's GRPO beside Transformers: loop.py MODEL ROWS
+"""A whole loop of reinforcement learning beside Transformers: loop.py MODEL ROWS
 
-ROWS is what NeMo-RL wrote at each step, `{step}` in it the number of the step: tokens, rewards,
-advantages, and the log probabilities that its generator and its policy gave to the answers.
+ROWS is what was written at each step, by NeMo-RL's GRPO or after ROLL's, `{step}` in it the number
+of the step: tokens, rewards, advantages, and the log probabilities that generator and policy gave
+to the answers. Where a generator gives none, its answers are greedy: the best of each place.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ for step in itertools.count(1):
 
     tokens, lengths = read("token_ids"), read("input_lengths")
     answers = read("token_loss_mask").float()[:, 1:]
-    found = by_hand.log_probs(tokens, (torch.arange(tokens.shape[1]) < lengths).long())
-    away = [
-        policy.apart(read(name)[:, 1:], found, answers)
-        for name in ("generation_logprobs", "prev_logprobs")
-    ]
+    attention = (torch.arange(tokens.shape[1]) < lengths).long()
+    found = by_hand.log_probs(tokens, attention)
+    if "generation_logprobs" in rows[0]:
+        generated = read("generation_logprobs")[:, 1:]
+    else:
+        generated = by_hand.model(tokens, attention_mask=attention).logits.log_softmax(-1)
+        generated = generated[:, :-1].amax(-1)
+    away = [policy.apart(one, found, answers) for one in (generated, read("prev_logprobs")[:, 1:])]
     loss = by_hand.step(found, read("advantages")[:, 1:], answers)
     lengths, rewards = answers.sum(1), read("rewards")[:, 0]
     print(f"LOOP {step} generator {away[0]:.3e}, policy {away[1]:.3e}, loss {loss:.6f}")

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 DATA, BATCH, ROWS, RATE, BETA = "models/rows/training.jsonl", 4, 16, 1e-3, 0.95
+Config = dict[str, object]
 
 
 def by_hand(model: str) -> list[float]:
@@ -41,15 +42,8 @@ def by_hand(model: str) -> list[float]:
     return found
 
 
-def with_roll(model: str, output: str, tensor: int, pipeline: int) -> list[float]:
-    """Its Ray, its worker and its Megatron strategy; the batch is ``BATCH`` rows."""
-    import ray
-    from dacite import from_dict
-    from roll.pipeline.sft.sft_config import SFTConfig
-    from roll.pipeline.sft.sft_pipeline import SFTPipeline
-
-    rows = Path(output) / "rows.json"
-    rows.write_text("\n".join(Path(DATA).read_text().splitlines()[:ROWS]))
+def worker(data: str, more: Config, tensor: int = 1, pipeline: int = 1, rows: int = 1) -> Config:
+    """A trainer whose batch is ``BATCH`` of the file ``data``, ``rows`` at a time."""
     strategy = {
         "tensor_model_parallel_size": tensor,
         "sequence_parallel": tensor > 1,
@@ -58,45 +52,56 @@ def with_roll(model: str, output: str, tensor: int, pipeline: int) -> list[float
     }
     training = {
         "num_train_epochs": 1,
-        "per_device_train_batch_size": 1,
-        "gradient_accumulation_steps": BATCH,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": BATCH // rows,
         "learning_rate": RATE,
         "lr_scheduler_type": "constant",
         "adam_beta2": BETA,
         "weight_decay": 0.0,
     }
-    worker = {
+    files = {"file_name": [data], "template": "native", "preprocessing_num_workers": 1}
+    return {
         "model_args": {"dtype": "fp32"},
         "training_args": training,
-        "data_args": {
-            "file_name": str(rows),
-            "template": "native",
-            "preprocessing_num_workers": 1,
-        },
+        "data_args": {**files, **more},
         "strategy_args": {"strategy_name": "megatron_train", "strategy_config": strategy},
         "device_mapping": f"list(range({tensor * pipeline}))",
         "infer_batch_size": 1,
     }
+
+
+def logged(pipeline: type, settings: type, output: str, config: Config) -> list[dict[str, float]]:
+    """What its Ray, its workers and its Megatron strategy log at each step."""
+    import ray
+    from dacite import from_dict
+
+    places = {"output_dir": output, "logging_dir": f"{output}/logs", "save_steps": 1000}
+    devices = torch.cuda.device_count()
+    ray.init(num_gpus=devices, num_cpus=8, include_dashboard=False, namespace="roll")
+    made = pipeline(from_dict(settings, {**places, **config}))
+    made.run()
+    ray.shutdown()
+    return made.state.log_history
+
+
+def with_roll(model: str, output: str, tensor: int, pipeline: int) -> list[float]:
+    """The loss of each step."""
+    from roll.pipeline.sft.sft_config import SFTConfig
+    from roll.pipeline.sft.sft_pipeline import SFTPipeline
+
+    rows = Path(output) / "rows.json"
+    rows.write_text("\n".join(Path(DATA).read_text().splitlines()[:ROWS]))
     config = {
         "exp_name": "sft",
-        "output_dir": output,
-        "logging_dir": f"{output}/logs",
         "num_gpus_per_node": tensor * pipeline,
-        "save_steps": 1000,
         "sequence_length": 128,
         "pretrain": model,
         "prompt_key": "input",
         "query_key": None,
         "response_key": "output",
-        "sft_train": worker,
+        "sft_train": worker(str(rows), {}, tensor, pipeline),
     }
-    ray.init(
-        num_gpus=torch.cuda.device_count(), num_cpus=8, include_dashboard=False, namespace="roll"
-    )
-    made = SFTPipeline(from_dict(SFTConfig, config))
-    made.run()
-    ray.shutdown()
-    return [row["sft_train/loss@sum"] for row in made.state.log_history]
+    return [row["sft_train/loss@sum"] for row in logged(SFTPipeline, SFTConfig, output, config)]
 
 
 if __name__ == "__main__":
