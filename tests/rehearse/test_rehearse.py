@@ -65,6 +65,13 @@ def test_parameters_memory_and_collectives_are_exact(tmp_path: Path) -> None:
     assert not data["fits"]
 
 
+def test_a_rank_that_reads_what_another_sends(tmp_path: Path) -> None:
+    """As Megatron's ranks of a tensor-parallel group read the sizes of their batch."""
+    status, text, data = _rehearse(tmp_path, "--ranks", "1")
+    assert status == 0, text
+    assert [rank["rank"] for rank in data["ranks"]] == [0, 1]
+
+
 @pytest.mark.parametrize(
     ("fault", "says"),
     [

@@ -21,9 +21,9 @@ def main() -> None:
     setattr(first, "mark", "stays")  # noqa: B010 - as Megatron marks its parameters
     model = model.cuda().bfloat16()
     assert vars(next(model.parameters()))["mark"] == "stays"
-    flag = torch.full((1,), int(rank == 0), device="cuda")
-    dist.broadcast(flag, src=0)
-    assert flag.item() == 1  # of another rank's value nothing is known
+    sizes = torch.full((2,), 7 if rank == 0 else 0, device="cuda")
+    dist.broadcast(sizes, src=0)
+    assert sizes.cpu().tolist() == [7, 7]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     kept = []
     for _ in range(8):

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from accel_bridge.apps.rehearse.matching import RankError, choose
-from accel_bridge.apps.rehearse.plan import Plan
+from accel_bridge.apps.rehearse.plan import WAITED, Plan
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import now_or_when_imported
 
@@ -94,11 +94,26 @@ class Launcher:
             for _ in pool.map(partial(self._rehearse, command), ranks):
                 pass
 
-    def _rehearse(self, command: Sequence[str], rank: int) -> None:
+    def _rehearse(self, command: Sequence[str], rank: int, behind: tuple[int, ...] = ()) -> None:
+        """Rehearse a rank, and before it those whose values it reads.
+
+        :param behind: ranks that wait for this one, which so must not wait for them.
+        """
+        if self.plan.load(f"rank.{rank}") is not None:  # another one read its values
+            return
+        waited = behind
+        while (sender := self._start(command, rank, waited)) is not None:
+            log.say(f"rank {rank} reads what rank {sender} sends")
+            waited = (*waited, sender)
+            self._rehearse(command, sender, (*behind, rank))
+
+    def _start(self, command: Sequence[str], rank: int, waited: tuple[int, ...]) -> int | None:
+        """Rehearse a rank; if it ends since it reads another's values, that one."""
         local = rank % self.per_node
         environ = {
             **os.environ,
             **self.plan.environment(),
+            WAITED: ",".join(map(str, waited)),
             "RANK": str(rank),
             "WORLD_SIZE": str(self.world),
             "LOCAL_RANK": str(local),
@@ -120,10 +135,14 @@ class Launcher:
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
             ).returncode
+        wants = self.plan.load(f"wants.{rank}")
+        if wants is not None and wants["rank"] not in waited:
+            return int(wants["rank"])
         if self.plan.load(f"rank.{rank}") is not None:
-            return
+            return None
         with open(path, errors="replace") as log_file:
             tail = log_file.read().splitlines()[-_TAIL:]
         self.plan.write(f"failed.{rank}", {"rank": rank, "status": status, "tail": tail})
         for line in tail if not self.plan.flags else ():  # a remedy that it refuses has a row
             print(line, file=sys.stderr)
+        return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,6 +46,8 @@ _RETURNS_TENSORS: Final = frozenset(
         *("_reduce_scatter_base_", "broadcast_", "scatter_", "alltoall_"),
     }
 )
+#: Numbers of a broadcast whose values are kept.
+_FEW: Final = 1024
 _OWN: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 
 
@@ -78,12 +81,19 @@ class Call:
 
 @dataclass
 class Collectives:
-    """All collectives of a rank, and the groups that it is in."""
+    """All collectives of a rank, and the groups that it is in.
+
+    :ivar sent: broadcast of this rank's -> the whole numbers that it sends, where they are few.
+    :ivar received: gives those of another rank (its number, the broadcast), if it was rehearsed.
+    """
 
     calls: list[Call] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
     step: int = 0
+    sent: dict[str, Any] = field(default_factory=dict)
+    received: Callable[[int, str], Any] = lambda rank, broadcast: None
     _known: dict[str, int] = field(default_factory=dict)
+    _broadcasts: Counter[int] = field(default_factory=Counter)
 
     def group(self, group: Any) -> int:
         name = group.group_name
@@ -96,11 +106,35 @@ class Collectives:
     def call(self, func: Any, args: Sequence[Any]) -> Any:
         """Answer a c10d operation."""
         kind, group = self.write(func, args)
-        _give_values(kind, args, group, self.calls[-1].peer)
+        if kind == "broadcast":
+            self._broadcast(args[0], group, self.calls[-1].peer)
+        else:
+            _give_values(kind, args, group)
         work: Any = FakeWork()
         work = work.boxed() if hasattr(work, "boxed") else work
         name = func._schema.name.partition("::")[2]
         return (args[0], work) if name in _RETURNS_TENSORS else work
+
+    def _broadcast(self, tensors: Sequence[torch.Tensor], group: Any, root: int) -> None:
+        """Sizes and counts that a rank reads of another, as those of its batch."""
+        number = self.group(group)
+        ranks = self.groups[number]["ranks"]
+        self._broadcasts[number] += 1
+        if root != group.rank():
+            values.forget(tensors)
+        for place, one in enumerate(tensors):
+            if one.is_floating_point() or one.numel() > _FEW:
+                continue
+            name = f"{ranks} {self._broadcasts[number]} {place}"
+            if root == group.rank():
+                if (found := values.known(one)) is not None:
+                    with values.unset_fake_temporarily():
+                        self.sent[name] = found.tolist()
+            elif (given := self.received(ranks[root], name)) is not None:
+                with values.unset_fake_temporarily():
+                    values.give(one, torch.tensor(given, dtype=one.dtype))
+            else:
+                values.came_from(one, ranks[root])
 
     def write(self, func: Any, args: Sequence[Any]) -> tuple[str, Any]:
         """Write a c10d operation down; its kind and its group."""
@@ -137,14 +171,14 @@ def _group_of(args: Sequence[Any]) -> Any:
     raise TypeError("a collective without a group")
 
 
-def _give_values(kind: str, args: Sequence[Any], group: Any, peer: int) -> None:
+def _give_values(kind: str, args: Sequence[Any], group: Any) -> None:
     """What a collective of known values leaves, if the other ranks have the same."""
     size = group.size()
     outs = [one for one in tree_flatten(args[0])[0] if isinstance(one, torch.Tensor)]
-    if kind == "recv" or (kind == "broadcast" and peer != group.rank()):
+    if kind == "recv":
         values.forget(outs)  # what another rank has
         return
-    if kind in ("all_reduce", "send", "broadcast", "barrier"):
+    if kind in ("all_reduce", "send", "barrier"):
         if kind == "all_reduce" and "SUM" in str(_reduction(args)):
             for one in outs:
                 if (found := values.known(one)) is not None and size > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 
 import torch
@@ -41,6 +41,8 @@ class Rehearsal(TorchDispatchMode):
         self.work = Work()
         self.assumed: Counter[str] = Counter()
         self.step = 0
+        #: Told of a rank whose values are read.
+        self.wants: Callable[[int], None] = lambda rank: None
         #: Set while the optimizer runs.
         self.optimizing = False
         self._device = device
@@ -109,6 +111,8 @@ class Rehearsal(TorchDispatchMode):
 
     def guess(self, tensor: torch.Tensor) -> None:
         """The program reads a value that nobody knows."""
+        if (sender := values.sender(tensor)) is not None:
+            self.wants(sender)
         self.assumed[site()] += 1
 
     def _by_values(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Final
 
 VARIABLE: Final = "_ACCEL_BRIDGE_REHEARSAL"
+#: For a rank: those whose values it need not wait for, with commas.
+WAITED: Final = "_ACCEL_BRIDGE_REHEARSAL_WAITED"
 #: For the bridge's activation: what runs before it.
 ATTACH: Final = "accel_bridge.apps.rehearse.attach:attach"
 

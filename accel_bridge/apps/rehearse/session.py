@@ -26,7 +26,7 @@ from accel_bridge.apps.rehearse import devices, memory, replaced, values
 from accel_bridge.apps.rehearse.devices import TYPE
 from accel_bridge.apps.rehearse.memory import Ledger, simulate
 from accel_bridge.apps.rehearse.mode import Rehearsal, launched
-from accel_bridge.apps.rehearse.plan import Plan
+from accel_bridge.apps.rehearse.plan import WAITED, Plan
 from accel_bridge.device import Context
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import now_or_when_imported
@@ -59,6 +59,7 @@ def result(session: Any, mode: Rehearsal, seconds: dict[str, Any]) -> dict[str, 
         "after_steps": session.step_peaks,
         "own_groups": mode.collectives.groups,
         "calls": [call.row() for call in mode.collectives.calls],
+        "sent": mode.collectives.sent,
         "communicators": sorted({call.group for call in mode.collectives.calls}),
         "work": mode.work.kinds,
         "assumed": Counter(mode.assumed).most_common(20),
@@ -108,6 +109,7 @@ class Session:
         self.groups: list[dict[str, Any]] = []
         #: Functions that name the tensors which a framework keeps: (class, tensors).
         self.keepers: list[Callable[[], Iterable[tuple[str, Iterable[Any]]]]] = []
+        self._senders: dict[int, dict[str, Any]] = {}
         self._started = time.perf_counter()
         self._entered = 0.0
         self._step_started = 0.0
@@ -241,6 +243,8 @@ class Session:
         """From here on every tensor is fake."""
         hopper = self.device.capability >= (9, 0)
         self.mode = mode = Rehearsal(TYPE, _WORKSPACE[hopper])
+        mode.wants = self._wants
+        mode.collectives.received = self._received
         if not self.has_steps:
             mode.begin_step()
         values.install(mode.guess)
@@ -251,6 +255,19 @@ class Session:
         atexit.register(self._leave_early)
         optimizer = importlib.import_module("torch.optim.optimizer")
         optimizer.register_optimizer_step_post_hook(self._optimizer_stepped)
+
+    def _received(self, sender: int, broadcast: str) -> Any:
+        if sender not in self._senders:
+            found = self.plan.load(f"rank.{sender}")
+            self._senders[sender] = {} if found is None else found["sent"]
+        return self._senders[sender].get(broadcast)
+
+    def _wants(self, sender: int) -> None:
+        """Another rank's values are read: end, and begin again when it was rehearsed."""
+        if str(sender) not in os.environ.get(WAITED, "").split(","):
+            self.plan.write(f"wants.{self.rank}", {"rank": sender})
+            sys.stdout.flush()
+            os._exit(0)
 
     def _leave_early(self) -> None:
         """The program ends before its last step: which values it read is left for the report."""

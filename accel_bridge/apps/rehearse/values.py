@@ -19,6 +19,7 @@ aten: Final = torch.ops.aten
 #: The largest tensor whose values are followed.
 LIMIT: Final = 2**22
 NAME: Final = "_rehearsed_value"
+_SENDER: Final = "_rehearsed_sender"
 
 #: Constants whatever their input holds.
 _LIKE: Final = frozenset(
@@ -70,6 +71,16 @@ def give(tensor: torch.Tensor, value: torch.Tensor) -> None:
     tensor.__dict__[NAME] = Value(value, [True])
 
 
+def came_from(tensor: torch.Tensor, rank: int) -> None:
+    """Nobody knows its values here, but that rank does."""
+    tensor.__dict__[_SENDER] = rank
+
+
+def sender(tensor: torch.Tensor) -> int | None:
+    """The rank that knows the values of a tensor, or of what it was made of."""
+    return tensor.__dict__.get(_SENDER)
+
+
 def _on_host(value: Any) -> Any:
     """An argument of an operation as the host's operation takes it."""
     if isinstance(value, torch.Tensor):
@@ -85,6 +96,8 @@ def follow(func: Any, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> 
                 give(out, torch.full(out.shape, fill))
         return
     first = args[0] if args else None
+    if type(first) is FakeTensor and _SENDER in first.__dict__ and isinstance(out, FakeTensor):
+        came_from(out, first.__dict__[_SENDER])
     if type(first) is FakeTensor and NAME not in first.__dict__ and func not in _LIKE:
         if func is aten.topk.default:
             _choose_evenly(args, out)
