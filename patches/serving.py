@@ -10,8 +10,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from accel_bridge.patching import Kind, Patch, PatchContext
 
 
@@ -33,6 +31,8 @@ def _make(context: PatchContext) -> Callable[..., Any]:
 
 
 def _make_updatable(context: PatchContext) -> Callable[..., None]:
+    import torch
+
     def dispatch_cpu_unquantized_gemm(layer: Any, remove_weight: bool) -> None:
         """PyTorch's product, which reads the layer's weight each time."""
         layer.cpu_linear = torch.nn.functional.linear
