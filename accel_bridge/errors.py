@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-from functools import partial
 from typing import Any, Final
 
 #: What every command and every rank prints before an error.
@@ -32,9 +31,11 @@ class BridgeError(Exception):
         super().__init__(what)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Its parts: Ray pickles errors, and NVIDIA's resiliency extension copies them."""
-        made = partial(type(self), evidence=self.evidence, next=self.next)
-        return made, (self.what,), self.__dict__
+        """Ray pickles errors, and NVIDIA's resiliency extension copies them.
+
+        Made again without its constructor, which subclasses give other parameters.
+        """
+        return _again, (type(self), self.args), self.__dict__
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -42,6 +43,10 @@ class BridgeError(Exception):
         lines.append(f"  next:     {self.next}")
         # Names and values come from files and other programs.
         return printable("\n".join(lines), keep="\n\t")
+
+
+def _again(kind: type[BridgeError], args: tuple[Any, ...]) -> BridgeError:
+    return kind.__new__(kind, *args)
 
 
 class SelectionError(BridgeError):

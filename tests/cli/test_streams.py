@@ -17,6 +17,7 @@ from plugin_site import Python, Site
 from accel_bridge.apps.cli.parity_record import run_child
 from accel_bridge.apps.cli.run import CommandError
 from accel_bridge.errors import printable
+from accel_bridge.pretrain.preprocess.errors import Interrupted
 
 #: Commands, with PYTHONUNBUFFERED.
 COMMANDS = (("--help", ""), ("backends", "1"), ("env --no-imports", ""), ("plugins --json", "1"))
@@ -172,7 +173,7 @@ def test_what_acts_on_a_terminal_is_shown(text: str, shown: str) -> None:
 
 def test_an_error_crosses_processes() -> None:
     """Ray pickles what a worker raises, and restarts in a process copy it."""
-    error = CommandError("It ended.", "a line", "try again", exit_code=126)
-    for other in (copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
-        assert type(other) is CommandError
-        assert (str(other), other.exit_code) == (str(error), 126)
+    for error in (CommandError("It ended.", "a line", "try again", 126), Interrupted(2)):
+        for other in (copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
+            assert type(other) is type(error)
+            assert (str(other), other.exit_code) == (str(error), error.exit_code)
