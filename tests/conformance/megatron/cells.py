@@ -71,19 +71,24 @@ class Trainer:
         gpus: str = "",
         environ: Mapping[str, str] | None = None,
     ) -> tuple[int, str]:
-        """Status and output of a training; what it started does not outlive it."""
+        """Status and output of a training."""
+        environ = dict(environ or {}) | ({"CUDA_VISIBLE_DEVICES": gpus} if gpus else {})
+        return self.run(self.command(processes, arguments), directory, environ, self.limit)
+
+    def run(
+        self, command: Sequence[str], directory: Path, environ: Mapping[str, str], limit: float
+    ) -> tuple[int, str]:
+        """Status and output of a program; what it started does not outlive it."""
         wheels = () if self.wheel is None else (str(self.wheel),)
         environment = megatron_programs.environment(self.checkout, self.backend, *wheels)
-        environment |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
-        command = self.command(processes, arguments)
         with tempfile.TemporaryFile() as file:
             status = megatron_programs.run(
-                command, environment | dict(environ or {}), directory, file, self.limit
+                command, environment | dict(environ), directory, file, limit
             )
             file.seek(0)
             output = file.read().decode(errors="replace")
         if status == -1:
-            output += f"\nTimeoutError: no end within {self.limit:.0f} s"
+            output += f"\nTimeoutError: no end within {limit:.0f} s"
         return status, output
 
 

@@ -18,6 +18,7 @@ COMMON: Final = """
 --micro-batch-size 2 --global-batch-size 8 --tokenizer-type NullTokenizer --vocab-size 8191
 --attention-dropout 0 --hidden-dropout 0 --mock-data --seed 42 --init-method-std 0.1
 --log-interval 1 --eval-iters 0 --eval-interval 1000 --distributed-backend nccl --num-workers 0
+--ckpt-format torch_dist
 """.split()
 
 LATENT: Final = (

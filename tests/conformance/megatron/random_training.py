@@ -203,8 +203,6 @@ class Try:
         self, name: str, processes: int, more: list[str], steps: range | tuple[()]
     ) -> tuple[str, Numbers]:
         words = [*self.mixture.words(), "--train-iters", str(ALL), *more]
-        if "--ckpt-format" not in words:
-            words += ["--ckpt-format", "torch_dist"]
         # Megatron asks for it with Transformer Engine's Python.
         environ = {"NVTE_CPU_OFFLOAD_V1": "1"} if "--fine-grained-activation" in str(words) else {}
         if SAVED + 1 in steps and "--exit-interval" not in more:

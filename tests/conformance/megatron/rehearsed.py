@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any, Final
 import megatron_programs
 from cells import Trainer
 from mixtures import Mixture
+from recipe_verdicts import errors
 
 from accel_bridge.bridge.activation import BEFORE
 
@@ -24,7 +23,6 @@ import counting  # noqa: E402
 
 #: Steps that are compared; the second has no first time in it.
 STEPS: Final = ["--train-iters", "2"]
-_SAID: Final = re.compile(r"accel-bridge: error: (?:rank \d+: )?(.*)")
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,6 @@ class Rehearsed:
         lines = [f"{mixture.seed} plain: {' '.join((*mixture.what, mixture.precision))}"]
         for index, variant in enumerate(mixture.variants):
             words = [*mixture.words(), *variant.words(), *STEPS]
-            if "--ckpt-format" not in words:
-                words += ["--ckpt-format", "torch_dist"]
             verdict, why = self._judge(index, variant.layout.processes, words)
             lines.append(f"{mixture.seed} {verdict} {variant}" + (f"\n    {why}" if why else ""))
         return lines
@@ -52,7 +48,8 @@ class Rehearsed:
         directory = self.directory / f"{index}"
         directory.mkdir()
         command = self.trainer.command(processes, words)
-        count = {BEFORE: "counting:attach", "COUNT_DIRECTORY": str(directory)}
+        paths = megatron_programs.environment(self.trainer.checkout, "cpu", COUNTING)["PYTHONPATH"]
+        count = {BEFORE: "counting:attach", "COUNT_DIRECTORY": str(directory), "PYTHONPATH": paths}
         limit = self.trainer.limit
         status, output = self._run(f"{index}-real", command, count, limit)
         rehearse = [sys.executable, "-m", "accel_bridge", "rehearse", "--ranks", "all"]
@@ -64,7 +61,7 @@ class Rehearsed:
                 f"real {status}: {said(output)!r}; rehearsed {rehearsed}: {said(told)!r}",
             )
         if status:
-            return "refused", said(output)
+            return ("refused" if said(output) else "ENDED"), said(output) or f"status {status}"
         for rank in range(processes):
             real, found = (
                 json.loads((directory / f"{name}.{rank}.json").read_text())
@@ -78,21 +75,18 @@ class Rehearsed:
     def _run(
         self, name: str, command: Sequence[str], environ: dict[str, str], limit: float
     ) -> tuple[int, str]:
-        common = megatron_programs.environment(self.trainer.checkout, "cpu", COUNTING)
         # Megatron asks for it with Transformer Engine's Python.
-        common["NVTE_CPU_OFFLOAD_V1"] = "1"
-        with tempfile.TemporaryFile() as file:
-            status = megatron_programs.run(command, common | environ, self.directory, file, limit)
-            file.seek(0)
-            output = file.read().decode(errors="replace")
+        environ = {**environ, "NVTE_CPU_OFFLOAD_V1": "1"}
+        status, output = self.trainer.run(command, self.directory, environ, limit)
         path = self.logs / f"{self.trainer.checkout.name}-{self.mixture.seed}-{name}.log"
         path.write_text(f"{' '.join(command)}\nstatus {status}\n{output}")
         return status, output
 
 
 def said(output: str) -> str:
-    """The program's own error."""
-    return next(iter(_SAID.findall(output)), "")
+    """The program's own error; what tells of it comes behind."""
+    told, _ = errors(output)
+    return told[0].splitlines()[0] if told else ""
 
 
 def difference(real: dict[str, Any], rehearsed: dict[str, Any], sizes: bool = True) -> str:
