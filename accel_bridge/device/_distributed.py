@@ -90,9 +90,10 @@ def redirect_distributed(context: Context) -> None:
         lambda name, original: _without_nccl(original, name, context.spec),
     )
     # Trainers call it too, for groups between them and what generates.
+    helper = "_new_process_group_helper"
     context.wrap(
         dist.distributed_c10d,
-        helper := "_new_process_group_helper",
+        helper,
         lambda original: _without_nccl(_meeting_by_members(original), helper, context.spec),
     )
     context.wrap(DeviceMesh, "__init__", lambda original: _device_mesh(original, context.spec))

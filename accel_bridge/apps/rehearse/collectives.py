@@ -107,7 +107,7 @@ class Collectives:
         """Answer a c10d operation."""
         kind, group = self.write(func, args)
         if kind == "broadcast":
-            self._broadcast(args[0], group, self.calls[-1].peer)
+            self._broadcast(args[0], self.calls[-1], group.rank())
         else:
             _give_values(kind, args, group)
         work: Any = FakeWork()
@@ -115,18 +115,17 @@ class Collectives:
         name = func._schema.name.partition("::")[2]
         return (args[0], work) if name in _RETURNS_TENSORS else work
 
-    def _broadcast(self, tensors: Sequence[torch.Tensor], group: Any, root: int) -> None:
+    def _broadcast(self, tensors: Sequence[torch.Tensor], call: Call, own: int) -> None:
         """Sizes and counts that a rank reads of another, as those of its batch."""
-        number = self.group(group)
-        ranks = self.groups[number]["ranks"]
-        self._broadcasts[number] += 1
-        if root != group.rank():
+        ranks, root = self.groups[call.group]["ranks"], call.peer
+        self._broadcasts[call.group] += 1
+        if root != own:
             values.forget(tensors)
         for place, one in enumerate(tensors):
             if one.is_floating_point() or one.numel() > _FEW:
                 continue
-            name = f"{ranks} {self._broadcasts[number]} {place}"
-            if root == group.rank():
+            name = f"{ranks} {self._broadcasts[call.group]} {place}"
+            if root == own:
                 if (found := values.known(one)) is not None:
                     with values.unset_fake_temporarily():
                         self.sent[name] = found.tolist()

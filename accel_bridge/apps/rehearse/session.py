@@ -109,6 +109,7 @@ class Session:
         self.groups: list[dict[str, Any]] = []
         #: Functions that name the tensors which a framework keeps: (class, tensors).
         self.keepers: list[Callable[[], Iterable[tuple[str, Iterable[Any]]]]] = []
+        #: Rehearsed rank -> what it sends.
         self._senders: dict[int, dict[str, Any]] = {}
         self._started = time.perf_counter()
         self._entered = 0.0
@@ -257,14 +258,17 @@ class Session:
         optimizer.register_optimizer_step_post_hook(self._optimizer_stepped)
 
     def _received(self, sender: int, broadcast: str) -> Any:
-        if sender not in self._senders:
-            found = self.plan.load(f"rank.{sender}")
-            self._senders[sender] = {} if found is None else found["sent"]
-        return self._senders[sender].get(broadcast)
+        if sender not in self._senders and (found := self.plan.load(f"rank.{sender}")) is not None:
+            self._senders[sender] = found["sent"]
+        return self._senders.get(sender, {}).get(broadcast)
 
     def _wants(self, sender: int) -> None:
-        """Another rank's values are read: end, and begin again when it was rehearsed."""
-        if str(sender) not in os.environ.get(WAITED, "").split(","):
+        """Another rank's values are read: end, and begin again when it was rehearsed.
+
+        One that was, and left none, knows no more.
+        """
+        waited = os.environ.get(WAITED, "").split(",")
+        if sender not in self._senders and str(sender) not in waited:
             self.plan.write(f"wants.{self.rank}", {"rank": sender})
             sys.stdout.flush()
             os._exit(0)

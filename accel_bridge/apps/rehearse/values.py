@@ -43,10 +43,8 @@ _UNKNOWN: Final = frozenset(
         *("multinomial", "trunc_normal_", "resize_", "set_"),
     }
 )
-
-
-#: The last choice of columns: the shape of its scores, and its indices.
-_last: Final[list[tuple[torch.Size, torch.Tensor]]] = []
+#: The last choice of columns: the shape of its scores -> its indices.
+_last: Final[dict[torch.Size, torch.Tensor]] = {}
 
 
 class Value:
@@ -178,15 +176,14 @@ def _choose_evenly(args: Sequence[Any], out: Any) -> None:
         return
     with unset_fake_temporarily():
         if columns:
-            even = torch.arange(indices.numel()) % scores.shape[-1]
-            even = even.view(indices.shape)
+            even = (torch.arange(indices.numel()) % scores.shape[-1]).view(indices.shape)
             give(indices, even)
-            _last[:] = [(scores.shape, even)]
+            _last.clear()
+            _last[scores.shape] = even
             return
         taken = torch.zeros(scores.shape, dtype=torch.int8)
-        for shape, even in _last:
-            if shape == scores.shape:
-                taken.scatter_(-1, even, 1)
+        if scores.shape in _last:
+            taken.scatter_(-1, _last[scores.shape], 1)
         order = torch.argsort(taken, dim=dim, descending=True, stable=True)
         give(indices, order.narrow(dim, 0, k))
 
