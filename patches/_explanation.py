@@ -75,7 +75,7 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
     stage = stage_of(error)
     place = innermost(error)
     message = message_of(error)
-    named = arguments_in(f"{message} {place.statement}", args)
+    named = arguments_in(message, args) | _reckoned_with(place.statement, args)
     flags = [_shortened(written(name, value)) for name, value in named.items()]
     condition = _condition(place.statement)
     step = _NEXT.get(stage) or _change(named) or "fix what it says"
@@ -94,6 +94,18 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
         evidence=[*evidence, " ".join(flags)] if flags else evidence,
         next=f"{step}; {_DEBUG}",
     )
+
+
+def _reckoned_with(statement: str, args: Any) -> dict[str, Any]:
+    """The arguments on which a statement depends.
+
+    Only an ``assert`` depends on a switch that was not given: a call passes many on.
+    """
+    return {
+        name: value
+        for name, value in arguments_in(statement, args).items()
+        if statement.startswith("assert") or not isinstance(value, bool) or is_given(name, value)
+    }
 
 
 def _missing(error: BaseException, statement: str, args: Any) -> list[str]:

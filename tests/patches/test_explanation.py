@@ -74,6 +74,22 @@ def test_every_argument_of_megatron_is_named_as_its_parser_takes_it(
         assert rule.flag in known or rule.name not in names
 
 
+def test_a_switch_that_is_only_passed_on_is_not_advised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_ACTIONS", [])
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--use-it", action="store_true")
+    parser.add_argument("--no-pin-it", action="store_false", dest="pin_it")
+    know_flags(parser)
+    args = SimpleNamespace(micro_batch_size=2, use_it=True, pin_it=True, save=None)
+    error = raised(tmp_path, "train", "int('x', base=args.use_it + 9 * args.pin_it)", args)
+    advise(error, None)
+    explained = explanation(error)
+    assert explained is not None
+    assert explained.next.startswith("remove --use-it;")
+
+
 def test_a_switch_is_given_and_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "_ACTIONS", [])
     parser = argparse.ArgumentParser()
