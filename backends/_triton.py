@@ -15,7 +15,6 @@ from typing import Any, Final
 from accel_bridge.backends._triton_numbers import take_numbers
 from accel_bridge.device import Context
 from accel_bridge.process import log
-from accel_bridge.process.import_hook import ImportHook, now_or_when_imported
 
 #: Devices that Triton itself compiles for. A driver of another one (triton-cpu, triton-ascend) is
 #: the one for this backend, and is left alone.
@@ -29,24 +28,14 @@ _SAID: Final = (
 def interpreted_triton(context: Context) -> None:
     """A part of the redirection: launches of Triton kernels go to Triton's interpreter."""
     interpreter = _Interpreter(context)
-    steps: dict[str, Callable[[ModuleType], None]] = {
-        "triton.runtime.jit": interpreter.take_launches,
-        "triton.runtime.autotuner": interpreter.take_tuning,
-        "triton.runtime.interpreter": partial(take_numbers, context),
-        "triton.backends.nvidia.driver": interpreter.take_driver,
-    }
-    hook = now_or_when_imported(steps, lambda name, module: steps[name](module))
-    context.journal.set_item(_Installed(), hook, True)
-
-
-class _Installed(dict[ImportHook, bool]):
-    """Import hooks in place, as a mapping that a journal undoes."""
-
-    def __setitem__(self, hook: ImportHook, value: bool) -> None:
-        hook.install()
-
-    def pop(self, hook: ImportHook, *default: object) -> Any:
-        hook.remove()
+    context.when_imported(
+        {
+            "triton.runtime.jit": interpreter.take_launches,
+            "triton.runtime.autotuner": interpreter.take_tuning,
+            "triton.runtime.interpreter": partial(take_numbers, context),
+            "triton.backends.nvidia.driver": interpreter.take_driver,
+        }
+    )
 
 
 class _Interpreter:

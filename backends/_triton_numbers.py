@@ -14,7 +14,8 @@ from accel_bridge.device import Context
 
 #: Operations of the interpreter's builder on floating-point blocks, beside all ``create_fcmp...``.
 _OPERATIONS: Final = (
-    *("fadd", "fsub", "fmul", "fdiv", "frem", "precise_divf", "fma", "dot"),
+    *("fadd", "fsub", "fmul", "fdiv", "frem", "fneg", "fma", "dot"),
+    *("approx_divf", "precise_divf"),
     *("minimumf", "minnumf", "maximumf", "maxnumf", "clampf", "floor", "ceil"),
     *("cos", "sin", "exp", "exp2", "log", "log2", "erf", "sqrt", "precise_sqrt", "rsqrt"),
 )
@@ -29,6 +30,7 @@ def take_numbers(context: Context, interpreter: ModuleType) -> None:
         context.wrap(builder, name, _in_float32)
     for name in ("cast_impl", "create_fp_to_fp"):
         context.wrap(builder, name, _converted)
+    context.wrap(builder, "create_splat", _of_its_kind)
 
     def get_bf16(builder: Any, value: float) -> Any:
         """A constant; Triton's own builder has one for every type but this."""
@@ -79,6 +81,20 @@ def _converted(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(builder, source, target, *rounding)
 
     return conversion
+
+
+def _of_its_kind(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A scalar for every place of a block; a comparison, whose handle says int32, stays one.
+
+    Triton 3.9 takes no mask of integers.
+    """
+
+    def splat(builder: Any, kind: Any, scalar: Any) -> Any:
+        result = original(builder, kind, scalar)
+        result.data = result.data.astype(scalar.data.dtype, copy=False)
+        return result
+
+    return splat
 
 
 def widened(bits: Any) -> Any:

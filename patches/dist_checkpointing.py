@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
@@ -74,6 +75,31 @@ def _make_write_item(context: PatchContext) -> Callable[..., Any]:
         return upstream(*args, **kwargs)
 
     return _write_item
+
+
+class _Torch(ModuleType):
+    """torch, whose ``empty`` takes the properties of a tensor in a checkpoint."""
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        return getattr(torch, name)
+
+    def empty(self, *size: Any, strides: tuple[int, ...] | None = None, **properties: Any) -> Any:
+        """An empty tensor; on ``meta`` its strides mean nothing."""
+        import torch
+
+        return torch.empty(*size, **properties)
+
+
+def _make_torch(context: PatchContext) -> ModuleType:
+    return _Torch("torch")
+
+
+def _have_no_strides(host: Host) -> str | None:
+    from torch.distributed.checkpoint.metadata import TensorProperties
+
+    return None if hasattr(TensorProperties, "strides") else "this torch writes no strides"
 
 
 def _make_async_support(context: PatchContext) -> Callable[..., bool]:
@@ -183,5 +209,15 @@ PATCHES = (
         loses="Megatron 0.12 saves no distributed checkpoint with torch 2.7 or newer",
         requires="megatron-core>=0.12,<0.14",
         elsewhere="since 0.14 Megatron passes the format",
+    ),
+    megatron_patch(
+        id="checkpoint-strides",
+        target="megatron.core.dist_checkpointing.strategies.torch:torch",
+        kind=Kind.ATTRIBUTE,
+        make=_make_torch,
+        why="torch 2.15 stores strides, which Megatron gives to torch.empty",
+        removed_when="upstream names what it needs",
+        loses="torch 2.15 loads no distributed checkpoint",
+        skip_when=_have_no_strides,
     ),
 )

@@ -13,6 +13,7 @@ import torch.jit._builtins as _script_builtins
 
 from accel_bridge.device._devices import DeviceMap, Sides
 from accel_bridge.device.device import Device
+from accel_bridge.process.import_hook import ImportHook, now_or_when_imported
 from accel_bridge.process.journal import ABSENT, Journal, own_namespace
 
 
@@ -112,6 +113,21 @@ class Context:
         by_identity = {id(old): new for old, new in replacements.values()}
         for module, name, new in copies_in_modules(by_identity, package):
             self.journal.set(module, name, new)
+
+    def when_imported(self, steps: Mapping[str, Callable[[ModuleType], None]]) -> None:
+        """Change modules, by their names: now those that are there, others once imported."""
+        hook = now_or_when_imported(steps, lambda name, module: steps[name](module))
+        self.journal.set_item(_Hooks(), hook, True)
+
+
+class _Hooks(dict[ImportHook, bool]):
+    """Import hooks in place, as a mapping that a journal undoes."""
+
+    def __setitem__(self, hook: ImportHook, value: bool) -> None:
+        hook.install()
+
+    def pop(self, hook: ImportHook, *default: object) -> Any:
+        hook.remove()
 
 
 #: One part of the redirection: makes its changes through the context's methods.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -129,9 +130,11 @@ _MATERIALIZED: Final = (
 
 def materialized_flex_attention(context: Context) -> None:
     """A part for the host: ``flex_attention`` of tensors that need gradients is not refused."""
-    from torch.nn.attention import flex_attention
 
-    context.wrap(flex_attention, "_validate_device", _unrefused)
+    def accept(module: ModuleType) -> None:
+        context.wrap(module, "_validate_device", _unrefused)
+
+    context.when_imported({"torch.nn.attention.flex_attention": accept})
 
 
 def _unrefused(original: Callable[..., None]) -> Callable[..., None]:

@@ -24,7 +24,6 @@ from accel_bridge.device._generators import redirect_generators
 from accel_bridge.device._serialization import redirect_serialization
 from accel_bridge.device._tensors import redirect_tensors
 from accel_bridge.device.backend import DeviceSpec
-from accel_bridge.process.import_hook import ImportHook, now_or_when_imported
 from accel_bridge.process.journal import ABSENT, Change, Journal
 
 # torch.accelerator, which finds devices by itself: it answers as torch.cuda does.
@@ -65,6 +64,11 @@ def redirect_accelerator(context: Context) -> None:
         context.answer(torch.accelerator, name, _as_in_cuda(cuda_name))
     for name, answer in OTHERS.items():
         context.answer(torch.accelerator, name, answer)
+    # PyTorch 2.15's compiler guards the stream, for which it asks C++.
+    asked: Any = sys.modules.get("torch._C._dynamo.utils")
+    if (old := getattr(asked, "get_current_stream", None)) is not None:
+        context.answer(asked, "get_current_stream", _as_in_cuda("current_stream"))
+        context.replace_everywhere("torch._dynamo", {"": (old, asked.get_current_stream)})
 
 
 def _as_in_cuda(name: str) -> Callable[..., Any]:
@@ -97,32 +101,11 @@ BUILDERS: Final = ("load", "load_inline")
 def redirect_extensions(context: Context) -> None:
     """Refuse CUDA extensions, from the moment on at which somebody imports torch's compiler."""
 
-    def executed(name: str, module: ModuleType) -> None:
+    def refuse(module: ModuleType) -> None:
         for builder in BUILDERS:
             context.wrap(module, builder, functools.partial(_refusing_cuda, context.spec.type))
 
-    hook = now_or_when_imported({_MODULE}, executed)
-    context.journal.set(_Switch(hook), "on", True)
-
-
-class _Switch:
-    """Installs a hook while ``on`` is set: the journal puts attributes back."""
-
-    def __init__(self, hook: ImportHook) -> None:
-        self._hook = hook
-
-    @property
-    def on(self) -> bool:
-        """Whether the hook is installed."""
-        return self._hook in sys.meta_path
-
-    @on.setter
-    def on(self, value: bool) -> None:
-        self._hook.install()
-
-    @on.deleter
-    def on(self) -> None:
-        self._hook.remove()
+    context.when_imported({_MODULE: refuse})
 
 
 def _refusing_cuda(device: str, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -129,6 +129,15 @@ GEGLU = Contract(
 )
 
 
+def clamped(input: torch.Tensor, low: float | None, high: float) -> torch.Tensor:
+    """``input`` within its bounds, with a gradient of 1 at a bound, too.
+
+    So Megatron's and Transformer Engine's formulas have it; PyTorch 2.15's clamp has 0 there.
+    """
+    within = input.detach().clamp(low, high)
+    return torch.where(within == input, input, within)
+
+
 def gated_activation_reference(
     input: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -149,7 +158,7 @@ def gated_activation_reference(
     """
     gate, linear = (input if bias is None else input + bias).chunk(2, dim=-1)
     if clamp is not None:
-        gate, linear = gate.clamp(max=clamp), linear.clamp(-clamp, clamp)
+        gate, linear = clamped(gate, None, clamp), clamped(linear, -clamp, clamp)
     active = functional.silu(gate) if activation == "silu" else gate * torch.sigmoid(1.702 * gate)
     output = active * (linear + offset)
     return output if weights is None else (output * weights).to(input.dtype)

@@ -102,6 +102,13 @@ def test_weighted_gated_units_are_megatrons(
     torch.testing.assert_close(found, megatron[f"weighted {activation}"])
 
 
+def test_a_clamped_unit_has_a_gradient_at_its_bound() -> None:
+    x = torch.tensor([1.5, 1.6, -1.5, 1.6], requires_grad=True)  # two gates, two linear parts
+    reference("gated_activation")(x, clamp=1.5).sum().backward()
+    assert x.grad is not None
+    assert x.grad.ne(0).tolist() == [True, False, True, False]
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("residual", upstream.RESIDUALS)
 @pytest.mark.parametrize("training", [False, True])

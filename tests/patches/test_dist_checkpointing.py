@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.metadata import TensorProperties
 
 from accel_bridge.patches import dist_checkpointing
 
@@ -24,3 +25,12 @@ def test_quantized_weights_are_written_as_numbers() -> None:
     assert transform(None, None, weight).tolist() == [3.0, 3.0]
     for value in (torch.ones(2), torch.nn.Parameter(torch.ones(2)), b"bytes"):
         assert transform(None, None, value) is value
+
+
+def test_stored_properties_make_an_empty_tensor() -> None:
+    context: Any = None
+    shim: Any = dist_checkpointing._make_torch(context)
+    properties = vars(TensorProperties(dtype=torch.bfloat16)) | {"strides": (1, 2)}
+    empty = shim.empty((2, 3), **properties, device="meta")
+    assert (empty.shape, empty.dtype) == ((2, 3), torch.bfloat16)
+    assert shim.Tensor is torch.Tensor

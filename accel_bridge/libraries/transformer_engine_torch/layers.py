@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import GEGLU, NORM_BACKWARD, NORM_FORWARD, SWIGLU, active
+from accel_bridge.kernels.activations import clamped
 from accel_bridge.libraries import softmax
 from accel_bridge.libraries.transformer_engine_torch.enums import TORCH_DTYPE
 
@@ -54,8 +55,8 @@ def _clamped(
     x: torch.Tensor, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
 ) -> torch.Tensor:
     first, gate = x.chunk(2, -1)
-    gate = gate.clamp(-limit, limit) + glu_linear_offset
-    return _quick_gelu(first.clamp(max=limit), alpha) * gate
+    gate = clamped(gate, -limit, limit) + glu_linear_offset
+    return _quick_gelu(clamped(first, None, limit), alpha) * gate
 
 
 def _situ(x: torch.Tensor, beta1: float = 4.0, beta2: float = 25.0) -> torch.Tensor:
