@@ -53,7 +53,7 @@ def draw_seed(device: torch.device) -> int:
 
 
 #: Tritons whose compiled kernels take all arguments in their order: measured, or read.
-_FIRST, _LAST = (3, 4), (3, 7)
+_FIRST, _LAST = (3, 4), (3, 9)
 _VERSION: Final = tuple(map(int, triton.__version__.split(".")[:2]))
 _KNOWN: Final = _FIRST <= _VERSION <= _LAST
 _TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
