@@ -12,7 +12,7 @@ from accel_bridge.errors import BridgeError
 
 #: CANN release that each torch_npu release was built with.
 #: Source: Ascend/pytorch, COMPATIBILITY.md (August 2026). Releases that it does not list, such as
-#: 2.13.0, are not checked.
+#: 2.14.0, are not checked.
 CANN_OF_TORCH_NPU: Final[Mapping[str, str]] = {
     "2.12.0": "9.1.0",
     "2.11.0": "9.1.0",

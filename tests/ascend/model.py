@@ -1,6 +1,6 @@
 """torch_npu's operators in plain PyTorch, after their sequences: a shim without torch_npu.
 
-The schemas are copied from torch_npu 2.13.0; ``test_schemas`` compares them with the real wheel's.
+The schemas are those of torch_npu 2.14.0; ``test_schemas`` compares them with the real wheel's.
 Masks are built here from the sequences' formulas, by another way than the kernels choose modes.
 """
 
