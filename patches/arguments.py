@@ -21,12 +21,14 @@ def _without(name: str, *libraries: str) -> Callable[[Any, Host], bool]:
     )
 
 
+def _no_real_te(host: Host) -> bool:
+    """Transformer Engine is completed by ours or missing."""
+    return host.is_shimmed("transformer_engine_torch") or not host.library("transformer_engine")
+
+
 def _not_real_te(name: str) -> Callable[[Any, Host], bool]:
-    """The flag is set and Transformer Engine is completed by ours or missing."""
-    return lambda args, host: (
-        bool(getattr(args, name))
-        and (host.is_shimmed("transformer_engine_torch") or not host.library("transformer_engine"))
-    )
+    """The flag is set and the real Transformer Engine is not used."""
+    return lambda args, host: bool(getattr(args, name)) and _no_real_te(host)
 
 
 def _unfused(name: str, *libraries: str) -> ArgumentRule:
@@ -109,16 +111,14 @@ def _default_writer_missing(args: Any, host: Host) -> bool:
     return args.async_strategy == "nvrx" and _no_writer_of_nvidia(args, host)
 
 
-#: The backends of the flex dispatcher, CUDA libraries over NVLink and InfiniBand -> their module.
-_DISPATCHERS = {"deepep": "deep_ep", "hybridep": "deep_ep", "ncclep": "nccl_ep"}
-
-
 def _no_fused_dispatcher(args: Any, host: Host) -> bool:
     """The library behind the flex dispatcher is not there."""
     if getattr(args, "moe_token_dispatcher_type", None) != "flex":
         return False
-    backend = getattr(args, "moe_flex_dispatcher_backend", "deepep")
-    return not host.library(_DISPATCHERS.get(backend, "deep_ep"))
+    if getattr(args, "moe_flex_dispatcher_backend", "deepep") != "ncclep":
+        return not host.library("deep_ep")
+    # NVIDIA's compiled Transformer Engine holds NCCL EP.
+    return _no_real_te(host) or not host.library("transformer_engine.pytorch.ep")
 
 
 def _drops_by_rank(args: Any, host: Host) -> bool:

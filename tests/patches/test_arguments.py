@@ -261,6 +261,8 @@ def test_the_flex_dispatcher_needs_its_library(
             moe_token_dispatcher_type="flex", moe_flex_dispatcher_backend=backend, **more
         )
 
+    # NCCL EP is part of the real Transformer Engine.
+    host.is_shimmed = "transformer_engine_torch".__eq__
     args = arguments(moe_enable_deepep=backend == "deepep", moe_expert_rank_capacity_factor=None)
     adapt_arguments(args, ALL_RULES, host)
     assert args.moe_token_dispatcher_type == "alltoall"
@@ -277,6 +279,7 @@ def test_the_flex_dispatcher_needs_its_library(
         else:  # Megatron's own check refuses it
             adapt_arguments(sent, ALL_RULES, host)
     monkeypatch.setattr(Host, "library", lambda self, name: True)
+    host.is_shimmed = lambda name: False
     args = arguments()
     adapt_arguments(args, ALL_RULES, host)
     assert (args.moe_token_dispatcher_type, args.moe_flex_dispatcher_backend) == ("flex", backend)

@@ -27,9 +27,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from name_patterns import matches
+
+if TYPE_CHECKING:
+    from compatibility_results import Run
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 REASONS: Final = ROOT / "tests/conformance/suites/megatron_suite.toml"
@@ -286,11 +289,25 @@ def _write_compatibility(
         earlier, mine = read_rows(arguments.over), {row.subject for row in new}
         kept = [row for row in earlier.rows if row.subject not in mine]
         new += kept
-        names = ", ".join(dict.fromkeys(row.subject for row in kept))
-        machine += f"; on {earlier.date[:10]} with torch {earlier.versions['torch']}, "
-        machine += f"{earlier.machine}: {names}"
+        machine = _machines(machine, earlier, [*dict.fromkeys(row.subject for row in kept)])
     versions = {**made.versions, "torch": first["torch"]}
     replace(made, versions=versions, machine=machine, rows=new).write(arguments.compatibility)
+
+
+def _machines(machine: str, earlier: Run, kept: list[str]) -> str:
+    """Where all rows are from: those of ``earlier`` that are kept, and what it kept itself."""
+    own, *older = earlier.machine.split("; on ")
+    parts = [machine]
+    named = []
+    for part in older:
+        where, _, names = part.rpartition(": ")
+        known = [one for one in names.split(", ") if one in kept]
+        kept = [one for one in kept if one not in known]
+        named += [f"{where}: {', '.join(known)}"] if known else []
+    torch = earlier.versions["torch"]
+    where = f"{earlier.date[:10]} at {earlier.commit} with torch {torch}, {own}"
+    parts += [f"{where}: {', '.join(kept)}"] if kept else []
+    return "; on ".join(parts + named)
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

@@ -152,7 +152,10 @@ def test_a_directory_that_ran_again_replaces_its_rows(tmp_path: Path) -> None:
     over = ["--over", str(tmp_path / "old.json"), "--machine", "here"]
     after = rows(tmp_path / "new.json", again, *over)
     assert after["together"] == {("a", "passed", 2), ("b", "passed", 1)}
-    assert re.fullmatch(r"here; on .* with torch 2, an old machine: b", after["machine"])
+    assert re.fullmatch(r"here; on .* at .* with torch 2, an old machine: b", after["machine"])
+    over[1] = str(tmp_path / "new.json")
+    third = rows(tmp_path / "third.json", {"b/test_b.py::z": "passed"}, *over)
+    assert re.fullmatch(r"here; on .* at .* with torch 2, here: a", third["machine"])
 
 
 def test_a_skip_counts_as_megatrons_own_and_says_why() -> None:
