@@ -92,7 +92,8 @@ conformance: $(STAMP) ## tests of the tests and of harnesses; every Triton kerne
 	@ACCEL_BRIDGE_BACKEND=cpu $(VENV_PYTHON) tests/cuda/interpreted.py --all
 
 .PHONY: clients
-clients: $(STAMP) ## run frameworks above Megatron for a quarter of an hour, the longest unseen first (20 GB)
+clients: $(STAMP) ## run frameworks above Megatron for a quarter of an hour, the longest unseen first (30 GB)
+	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt uv
 	@$(VENV_PYTHON) tests/conformance/clients/job.py --minutes 15 $(ARGS)
 	@$(VENV_PYTHON) tools/generated_docs.py
 

@@ -1,14 +1,14 @@
 """Run frameworks above Megatron, unedited, each in an environment of its own: `make clients`.
 
     python tests/conformance/clients/job.py [CLIENT ...] [--environment CLIENT=DIRECTORY]
-        [--source NAME=DIRECTORY] [--steps REGEX] [--minutes 15] [--directory .clients] [--emulate]
+        [--steps REGEX] [--minutes 15] [--directory .clients] [--emulate]
 
 Installs what a client pins and this accel_bridge into DIRECTORY/CLIENT, types the commands as they
 stand, checks what they computed, and writes results.json, from which docs/results.md
 is made. Steps that are not run keep their last result.
 
-With ``--minutes``, clients with the oldest results are first, and none is begun after that time,
-in which installing does not count.
+With ``--minutes``, the clients that were not typed for longest are first, each with its first
+steps in a third of that time, and none is begun after it. Installing does not count.
 """
 
 from __future__ import annotations
@@ -42,91 +42,92 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("clients", nargs="*", metavar="CLIENT")
     parser.add_argument("--environment", action="append", default=[], metavar="CLIENT=DIRECTORY")
-    parser.add_argument("--source", action="append", default=[], metavar="NAME=DIRECTORY")
     parser.add_argument("--steps", default="", metavar="REGEX")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--directory", type=Path, default=ROOT / ".clients")
     parser.add_argument("--emulate", action="store_true", help="the steps on EMULATED NPUs too")
     options = parser.parse_args(words)
     given = dict(word.split("=", 1) for word in options.environment)
-    sources = dict(word.split("=", 1) for word in options.source)
     chosen = [one for one in CLIENTS if not options.clients or one.name in options.clients]
     if options.minutes < float("inf"):
         chosen.sort(key=last_typed)
-    failed, spent = 0, 0.0
+    failed, spent, limit = 0, 0.0, 60 * options.minutes
     for client in chosen:
-        if spent >= 60 * options.minutes:
+        if spent >= limit:
             print(f"{client.name}: not typed: the time is over", flush=True)
             continue
         directory = (options.directory / client.name).absolute()
-        environment = (
-            Path(given[client.name])
-            if client.name in given
-            else install(client, directory, sources)
-        )
-        work = Work(directory / "work", environment.absolute())
-        prepare(work)
-        addresses = [address for address, _ in client.sources]
-        for address, version in client.sources:
-            twice = addresses.count(address) > 1
-            checkout(work, address, version, sources, f"-{version}" if twice else "")
+        try:
+            work = ready(client, directory, given.get(client.name))
+        except subprocess.CalledProcessError as error:
+            print(f"{client.name}: FAILED: not installed: {error}", flush=True)
+            failed += 1
+            continue
+        steps = [
+            step
+            for step in client.steps
+            if options.emulate >= step.emulated and re.search(options.steps, step.name)
+        ]
         began = time.monotonic()
-        for step in client.steps:
-            if (step.emulated and not options.emulate) or not re.search(options.steps, step.name):
-                continue
+        for place, step in enumerate(steps):
+            if time.monotonic() - began >= min(limit / 3, limit - spent):
+                print(f"{client.name}: {len(steps) - place} more steps: no time", flush=True)
+                break
             failed += not run(client, step, work)
         spent += time.monotonic() - began
     return int(failed > 0)
 
 
+def ready(client: Client, directory: Path, given: str | None) -> Work:
+    """Everything that its commands need, in an environment that is ``given`` or made."""
+    environment = Path(given) if given else install(client, directory)
+    work = Work(directory / "work", environment.absolute())
+    prepare(work, any("models/" in step.command for step in client.steps))
+    addresses = [address for address, _ in client.sources]
+    for address, version in client.sources:
+        checkout(work, address, version, f"-{version}" if addresses.count(address) > 1 else "")
+    return work
+
+
 def last_typed(client: Client) -> str:
-    """The day of its oldest result on the CPU; empty if a step has none."""
+    """The day of its newest result; empty if it has none."""
     table = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     known = table.get(client.name, {"steps": {}})["steps"]
-    days = (known.get(one.name, {"date": ""})["date"] for one in client.steps if not one.emulated)
-    return min(days)
+    return max((one["date"] for one in known.values()), default="")
 
 
-def install(client: Client, directory: Path, given: dict[str, str]) -> Path:
+def install(client: Client, directory: Path) -> Path:
     """An environment with what the client pins, and with this accel_bridge, which records."""
     if not (directory / "bin/python").exists():
         venv.create(directory, with_pip=True)
-    pip = [directory / "bin/python", "-m", "pip", "install", "--quiet"]
+    # uv links files to its cache: 17 environments with PyTorch would take 100 GB.
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", directory]
+    uv += ["--cache-dir", directory.parent / ".uv"]
     for words in client.installs:
         variables = [word for word in words if re.match(r"[A-Z_]+=", word)]
-        names = [from_source(word, given) for word in words[len(variables) :]]
-        subprocess.run(["env", *variables, *pip, *names], check=True)
-    subprocess.run([*pip, f"{ROOT}[report]"], check=True)
+        subprocess.run(["env", *variables, *uv, *words[len(variables) :]], check=True)
+    subprocess.run([*uv, "--reinstall-package", "accel-bridge", f"{ROOT}[report]"], check=True)
     return directory
 
 
-def from_source(word: str, given: dict[str, str]) -> str:
-    """``git+ADDRESS@COMMIT`` is the checkout that is given for it, if one is."""
-    name = word.removeprefix("git+").partition("@")[0].rpartition("/")[2]
-    return str(Path(given[name]).absolute()) if word.startswith("git+") and name in given else word
-
-
-def prepare(work: Work) -> None:
-    """Tiny models and data, once, and the programs of `tests/conformance/clients/programs`."""
+def prepare(work: Work, models: bool) -> None:
+    """Programs, and once tiny ``models`` and data, which take the client's Transformers."""
     work.directory.mkdir(parents=True, exist_ok=True)
     shutil.copytree(HERE / "programs", work.directory, dirs_exist_ok=True)
-    if not (work.directory / "models/dpo.jsonl").exists():
+    if models and not (work.directory / "models/rows/training.jsonl").exists():
         command = [work.environment / "bin/python", HERE / "tiny.py", "models"]
         subprocess.run(command, cwd=work.directory, check=True)
 
 
-def checkout(work: Work, address: str, version: str, given: dict[str, str], more: str) -> None:
-    """The source at ``version``, in a directory of its name and ``more``; else one of ``given``."""
-    name = address.rpartition("/")[2] + more
-    place = work.directory / name
-    if name in given:
-        place.unlink(missing_ok=True)
-        place.symlink_to(Path(given[name]).absolute())
-    elif not place.exists():
-        subprocess.run(["git", "init", "--quiet", place], check=True)
-        fetch = ["git", "-C", place, "fetch", "--quiet", "--depth", "1", address, version]
-        subprocess.run(fetch, check=True)
-        subprocess.run(["git", "-C", place, "checkout", "--quiet", "FETCH_HEAD"], check=True)
+def checkout(work: Work, address: str, version: str, more: str) -> None:
+    """The source at ``version``, in a directory of its name and ``more``."""
+    place = work.directory / (address.rpartition("/")[2] + more)
+    git, branch = ["git", "-C", place], f"at-{version}"
+    subprocess.run(["git", "init", "--quiet", place], check=True)
+    known = subprocess.run([*git, "checkout", "--quiet", branch], capture_output=True, check=False)
+    if known.returncode != 0:
+        subprocess.run([*git, "fetch", "--quiet", "--depth", "1", address, version], check=True)
+        subprocess.run([*git, "checkout", "--quiet", "-B", branch, "FETCH_HEAD"], check=True)
 
 
 def run(client: Client, step: Step, work: Work) -> bool:

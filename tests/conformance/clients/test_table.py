@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from pathlib import Path
 
@@ -205,58 +206,58 @@ def test_an_injected_weight_that_does_not_come_back_is_noticed(work: Work) -> No
         changed("model", "none", rounded=False)(work, "")
 
 
-def test_two_versions_of_a_source_lie_beside_one_another(work: Work) -> None:
+def test_a_source_is_fetched_at_its_version_also_after_a_fetch_that_failed(work: Work) -> None:
+    def git(*words: str) -> None:
+        author = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", work.directory / "of/tree", *author, *words], check=True)
+
+    tree = work.directory / "of/tree"
+    tree.mkdir(parents=True)
+    git("init", "--quiet")
     for version in ("a", "b"):
-        (work.directory / f"given-{version}").mkdir()
-        given = {f"tree-{version}": str(work.directory / f"given-{version}")}
-        job.checkout(work, "https://host/owner/tree", version, given, f"-{version}")
-    assert (work.directory / "tree-a").resolve().name == "given-a"
-    assert (work.directory / "tree-b").resolve().name == "given-b"
+        (tree / "file").write_text(version)
+        git("add", "file")
+        git("commit", "--quiet", "--message", version)
+        git("tag", version)
+    with pytest.raises(subprocess.CalledProcessError):
+        job.checkout(work, f"{tree}-moved/tree", "a", "")
+    for version in ("a", "b", "a"):
+        job.checkout(work, str(tree), version, "")
+        assert (work.directory / "tree/file").read_text() == version
+    job.checkout(work, str(tree), "b", "-b")
+    assert (work.directory / "tree-b/file").read_text() == "b"
 
 
-def test_a_source_in_place_of_a_package_is_built_from_a_given_checkout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    typed: list[list[str]] = []
-    monkeypatch.setattr(job.venv, "create", lambda *_, **__: None)
-    monkeypatch.setattr(
-        job.subprocess, "run", lambda words, check: typed.append([*map(str, words)])
-    )
-    address = "git+https://host/owner/tree@abc"
-    client = Client("one", (("SKIP=1", "--no-deps", address), ("torch==2",)), (), ())
-    for given, word in (({}, address), ({"tree": str(tmp_path)}, str(tmp_path))):
-        typed.clear()
-        job.install(client, tmp_path, given)
-        assert typed[0][:2] == ["env", "SKIP=1"]
-        assert typed[0][-2:] == ["--no-deps", word]
-        assert typed[1][-2:] == ["--quiet", "torch==2"]
-
-
-def test_in_little_time_the_oldest_results_are_made_again(
+def test_in_little_time_those_not_typed_for_longest_begin_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    step = Step("one", "true", lambda *_: "done")
-    clients = [Client(name, (), (), (step,)) for name in ("new", "old", "never")]
+    steps = tuple(Step(name, "true", lambda *_: "done") for name in ("one", "two"))
+    missing = (("--no-index", "nothing-has-this-name"),)
+    clients = [Client(name, (), (), steps) for name in ("new", "old", "never")]
+    clients.insert(0, Client("withdrawn", missing, (), steps))
     known = {name: {"steps": {"one": {"date": day}}} for name, day in (("new", "2"), ("old", "1"))}
     (tmp_path / "results.json").write_text(json.dumps(known))
-    typed: list[str] = []
+    typed: list[tuple[str, str]] = []
 
     def run(client: Client, step: Step, work: Work) -> bool:
-        typed.append(client.name)
+        typed.append((client.name, step.name))
         time.sleep(0.1)
         return True
 
     for name, value in (("CLIENTS", clients), ("RESULTS", tmp_path / "results.json"), ("run", run)):
         monkeypatch.setattr(job, name, value)
-    monkeypatch.setattr(job, "prepare", lambda work: None)
-    given = [word for one in clients for word in ("--environment", f"{one.name}={tmp_path}")]
+    monkeypatch.setattr(job, "prepare", lambda *_: None)
+    given = [word for one in clients[1:] for word in ("--environment", f"{one.name}={tmp_path}")]
     words = ["--directory", str(tmp_path), *given]
-    assert job.main([*words, "--minutes", "0.003"]) == 0
-    assert typed == ["never", "old"]
-    assert "new: not typed" in capsys.readouterr().out
+    assert job.main([*words, "--minutes", "0.003"]) == 1
+    assert typed == [("never", "one"), ("old", "one")]
+    out = capsys.readouterr().out
+    assert "withdrawn: FAILED: not installed" in out
+    assert "never: 1 more steps: no time" in out
+    assert "new: not typed" in out
     typed.clear()
-    assert job.main(words) == 0
-    assert typed == ["new", "old", "never"]
+    assert job.main(words) == 1
+    assert typed == [(name, step) for name in ("new", "old", "never") for step in ("one", "two")]
 
 
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:
