@@ -37,7 +37,8 @@ def as_by_hand(injected: bool = False) -> Check:
 #: Where its debugging configuration looks for a tokenizer and for text.
 _ASSETS: Final = (
     "mkdir -p tests/assets/c4_test && cp -r torchtitan/tests/assets/tokenizer tests/assets && "
-    "cp models/text.jsonl tests/assets/c4_test/data.json && "
+    """yes '{"text": "What is six times seven? It is 42, of course."}' | head -8 """
+    "> tests/assets/c4_test/data.json && "
 )
 
 

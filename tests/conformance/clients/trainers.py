@@ -76,7 +76,7 @@ ACCELERATE: Final = Client(
 )
 FABRIC: Final = Client(
     name="Lightning Fabric",
-    installs=(("lightning==2.6.6", _TORCH),),
+    installs=(("lightning==2.6.6", "click", _TORCH),),
     shown=("lightning", "torch"),
     steps=(
         _REFERENCE,
@@ -97,7 +97,10 @@ FABRIC: Final = Client(
 )
 MODELOPT: Final = Client(
     name="modelopt's Megatron plugin",
-    installs=(("nvidia-modelopt==0.47.0", "megatron-core==0.19.2", "omegaconf", _TORCH),),
+    installs=(
+        ("nvidia-modelopt==0.47.0", "megatron-core==0.19.2", "omegaconf", _TORCH),
+        ("requests", "huggingface_hub"),  # imported, and not among its requirements
+    ),
     shown=("nvidia-modelopt", "megatron-core", "torch"),
     steps=(
         _quantize("quantized"),

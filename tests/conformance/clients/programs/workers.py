@@ -37,9 +37,11 @@ class Actor:
 
 
 def start(kind: str) -> dict[str, Any]:
-    """Look in a new process of that kind."""
+    """Look in a new process of that kind, which finds no function in a worker's __main__."""
+    import workers
+
     with multiprocessing.get_context(kind).Pool(1) as pool:
-        return pool.apply(look)
+        return pool.apply(workers.look)
 
 
 if __name__ == "__main__":
