@@ -32,6 +32,10 @@ __all__ = [
     "hookimpl",
 ]
 
+# Absent only for programs without the bridge (accel_bridge_start).
+if sys.modules.get("transformer_engine", ...) is None:
+    del sys.modules["transformer_engine"]
+
 __getattr__, __dir__ = lazy_names(
     __name__,
     {

@@ -15,6 +15,7 @@ from plugin_site import Python
 from accel_bridge.plugins.adaptors import Adaptor, AdaptorFinder
 from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process.bootstrap import accel_bridge_hook as hook
+from accel_bridge.process.bootstrap import accel_bridge_start as start
 
 #: As documents and scripts write them.
 LINES = {
@@ -160,3 +161,39 @@ def test_the_hook_finds_a_real_one_on_an_npu(directory: Path) -> None:
     values: dict[str, object] = {}
     exec("import zebra", values)
     assert vars(values["zebra"])["real"]
+
+
+WITHOUT_THE_BRIDGE = """
+import importlib.util
+assert importlib.util.find_spec("transformer_engine") is None
+try:
+    import transformer_engine.pytorch
+except ImportError:
+    pass
+import accel_bridge.auto
+import transformer_engine.pytorch
+print(transformer_engine.pytorch.Linear.__name__)
+"""
+
+
+@pytest.mark.slow
+def test_a_program_without_the_bridge_finds_no_empty_transformer_engine(python: Python) -> None:
+    """Peft imports what it finds, without a `try`."""
+    done = python("-c", WITHOUT_THE_BRIDGE, ACCEL_BRIDGE_BACKEND="cpu")
+    assert done.stdout.splitlines()[-1:] == ["Linear"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "empty"),
+    [
+        (["transformer_engine", "transformer_engine-2.20.2.dist-info"], True),
+        (["transformer_engine", "transformer_engine_cu12"], False),
+        (["transformer_engine", "transformer_engine_torch.cpython-312-x86_64.so"], False),
+        (["torch"], False),
+    ],
+)
+def test_an_empty_transformer_engine(names: list[str], empty: bool, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    assert start.is_empty(str(tmp_path)) is empty
+    assert not start.is_empty(str(tmp_path / "transformer_engine"))

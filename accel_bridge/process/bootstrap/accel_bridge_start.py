@@ -24,7 +24,7 @@ _EMPTY = "meta package installed"
 
 
 class Guard:
-    """Finds Transformer Engine where no bridge is active: that one's finder stands before it."""
+    """Finds Transformer Engine elsewhere, or after accel_bridge is imported but not active."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -65,10 +65,23 @@ class _Loader:
             ) from error
 
 
+def is_empty(directory: str) -> bool:
+    """Whether Transformer Engine's Python lies in a directory without a compiled part beside it."""
+    try:
+        names = os.listdir(directory)
+    except OSError:  # a zip file
+        return False
+    return _NAME in names and not any(name.startswith(f"{_NAME}_") for name in names)
+
+
 def start() -> None:
     """What the lines above say."""
     sys.meta_path.insert(0, Guard())
     if os.environ.get("ACCEL_BRIDGE_AUTO", "").lower() in ("", "0", "false", "no", "off"):
+        if is_empty(os.path.dirname(__file__)):
+            # peft and others ask find_spec, and import what it finds: None is what absent means
+            # to both. accel_bridge takes it away when it is imported.
+            sys.modules[_NAME] = None  # type: ignore[assignment]
         return
     try:
         import accel_bridge_hook as hook  # type: ignore[import-not-found]
