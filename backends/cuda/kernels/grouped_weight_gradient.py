@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from accel_bridge.backends.cuda.kernels._choice import on_device
+from accel_bridge.backends.cuda.kernels._choice import capability, on_device
 from accel_bridge.backends.cuda.kernels._groups import ends_of
 from accel_bridge.backends.cuda.kernels._launch import Quick, blocks
 
@@ -106,7 +106,8 @@ def grouped_weight_gradient(
             ACCUMULATE=accumulate,
             **_TILE,
             num_warps=8,
-            num_stages=4,
+            # From 12.0 on, GPUs of workstations have half the shared memory of Hopper's.
+            num_stages=4 if capability(input.device) < (12, 0) else 3,
         )
 
 
