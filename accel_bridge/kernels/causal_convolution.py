@@ -35,7 +35,7 @@ def causal_convolution_reference(
     :raises ValueError: sizes that do not fit; both an initial state and sequence ids.
     """
     check_convolution(input, weight, initial_state, sequence_ids)
-    input = _SameLayout.apply(input)  # type: ignore[no-untyped-call]
+    input = _SameLayout.apply(input)
     dtype = compute_dtype(input)
     taps, length = weight.to(dtype), input.shape[-1]
     width = weight.shape[-1]

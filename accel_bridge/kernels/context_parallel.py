@@ -135,7 +135,7 @@ def gather(local: torch.Tensor, split: SequenceSplit) -> torch.Tensor:
     """The tokens of all ranks, rank by rank."""
     if split.keys is None or split.keys.size() == 1:
         return local
-    gathered: torch.Tensor = _Gather.apply(local, split.keys)  # type: ignore[no-untyped-call]
+    gathered: torch.Tensor = _Gather.apply(local, split.keys)
     return gathered
 
 
@@ -151,7 +151,7 @@ def exchange(tensor: torch.Tensor, split: SequenceSplit, for_heads: bool) -> tor
             f"{tensor.shape[-2]} heads cannot be exchanged over {split.neighbours} ranks"
         )
     exchanged: torch.Tensor
-    exchanged = _Exchange.apply(tensor, split.heads, for_heads)  # type: ignore[no-untyped-call]
+    exchanged = _Exchange.apply(tensor, split.heads, for_heads)
     return exchanged
 
 

@@ -88,7 +88,7 @@ def cross_entropy_reference(
 def _sum_over_ranks(value: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     if group is None or group_size(group) == 1:
         return value
-    total: torch.Tensor = _SumOverRanks.apply(value, group)  # type: ignore[no-untyped-call]
+    total: torch.Tensor = _SumOverRanks.apply(value, group)
     return total
 
 
@@ -153,7 +153,7 @@ def linear_cross_entropy_reference(
     """
     used: torch.Tensor = weight
     if main_grad is not None:
-        used = _Adding.apply(weight, main_grad)  # type: ignore[no-untyped-call]
+        used = _Adding.apply(weight, main_grad)
     logits = torch.matmul(input, used.t())
     return cross_entropy_reference(logits if scale == 1.0 else logits * scale, target, group=group)
 

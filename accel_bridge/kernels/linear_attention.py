@@ -340,7 +340,7 @@ def unit_lower_inverse(below: torch.Tensor) -> torch.Tensor:
 
     :param below: [..., l, l], zeros on and above the diagonal; l a power of two.
     """
-    inverse: torch.Tensor = _UnitLowerInverse.apply(below)  # type: ignore[no-untyped-call]
+    inverse: torch.Tensor = _UnitLowerInverse.apply(below)
     return inverse
 
 

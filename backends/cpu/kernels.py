@@ -110,7 +110,7 @@ def linear_cross_entropy(
     main_grad: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The contract ``linear_cross_entropy``."""
-    loss: torch.Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+    loss: torch.Tensor = LinearCrossEntropy.apply(
         input, weight, target, token_weight, group, scale, main_grad, _LOSS_STEPS
     )
     return loss

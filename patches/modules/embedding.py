@@ -123,9 +123,7 @@ def embedding_forward(module: Any, input_: torch.Tensor, kernel: Accumulate) -> 
     split = group.size() > 1
     expect_output_layer(module.weight)
     indices = input_ - module.vocab_start_index if split else input_
-    rows: torch.Tensor = _Embedding.apply(  # type: ignore[no-untyped-call]
-        indices, module.weight, kernel, split
-    )
+    rows: torch.Tensor = _Embedding.apply(indices, module.weight, kernel, split)
     if module.reduce_scatter_embeddings:
         rows = rows.transpose(0, 1).contiguous()
         return reduce_scatter_to_sequence_parallel_region(rows, group=group)  # type: ignore[no-any-return]

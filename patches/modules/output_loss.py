@@ -195,7 +195,7 @@ class Fused:
         if layer.gradient_accumulation_fusion and weight.requires_grad and torch.is_grad_enabled():
             main_grad = getattr(weight, "main_grad", None)
         if main_grad is not None:
-            weight = _Added.apply(weight, main_grad)  # type: ignore[no-untyped-call]
+            weight = _Added.apply(weight, main_grad)
         mask = logits.expected
         if mask is not None:
             mask = mask.transpose(0, 1) if mask.shape == labels.shape else None

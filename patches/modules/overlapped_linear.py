@@ -55,7 +55,7 @@ class _Linear(torch.autograd.Function):
         if not sharding.row:
             # Not fused: both transfers run beside a GEMM, the second beside the weight gradient.
             whole = inputs.new_empty((rows.shape[0], inputs.shape[1]))
-            gathering = dist.all_gather_into_tensor(
+            gathering: Any = dist.all_gather_into_tensor(
                 whole, inputs.contiguous(), group=sharding.group, async_op=True
             )
             gemms, grad_x = rows @ weight, inputs.new_empty(inputs.shape)
@@ -93,5 +93,5 @@ def overlapped_linear(
     :param weight: [m, k].
     :param bias: [m] or None, of a column.
     """
-    out: torch.Tensor = _Linear.apply(x, weight, bias, sharding)  # type: ignore[no-untyped-call]
+    out: torch.Tensor = _Linear.apply(x, weight, bias, sharding)
     return out

@@ -108,7 +108,7 @@ apply_rotary_emb_func = apply_rotary_emb
 
 def _in_place(x: torch.Tensor, rotate: Callable[..., None]) -> torch.Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
-        found: torch.Tensor = _InPlace.apply(x, rotate)  # type: ignore[no-untyped-call]
+        found: torch.Tensor = _InPlace.apply(x, rotate)
         return found
     rotate(x)
     return x

@@ -343,7 +343,7 @@ def grouped_fp8(
         )
         added = biases if layer.apply_bias else ()
         told = _watched(weights, fused=True)
-        out = _GroupedFP8.apply(  # type: ignore[no-untyped-call]
+        out = _GroupedFP8.apply(
             x.reshape(-1, x.shape[-1]), call, states, weights, len(told), *told, *added
         )
     finally:
@@ -557,7 +557,7 @@ def grouped_forward(original: Callable[..., Any], module: Any) -> Callable[..., 
         first = bool(is_first_microbatch) or getattr(weights[0], "overwrite_main_grad", False)
         added = biases if self.apply_bias else ()
         told = _watched(weights, self.fuse_wgrad_accumulation)
-        out = _GroupedLinear.apply(  # type: ignore[no-untyped-call]
+        out = _GroupedLinear.apply(
             *(x, splits, self.fuse_wgrad_accumulation, first),
             *(weights, len(told), *told, *added),
         )

@@ -101,7 +101,7 @@ def _forward(original: Callable[..., Any], module: Any, centered: bool) -> Calla
             or interferes()
         ):
             return original(self, input, *args, **kwargs)
-        return _Norm.apply(input, weight, bias, self.eps, self.zero_centered_gamma, centered)  # type: ignore[no-untyped-call]
+        return _Norm.apply(input, weight, bias, self.eps, self.zero_centered_gamma, centered)
 
     return forward
 
@@ -269,9 +269,7 @@ def linear_fp8(
             return NotImplemented
         call = Call(layer, [], kinds, recipe, layer.activation_dtype, False, updates)
         gamma, beta = (None, None) if norm is None else norm[:2]
-        return _LinearFP8.apply(  # type: ignore[no-untyped-call]
-            weight, inp, bias, gamma, beta, call, (of_weight, norm, states)
-        )
+        return _LinearFP8.apply(weight, inp, bias, gamma, beta, call, (of_weight, norm, states))
     finally:
         layer.end_forward()
 
@@ -425,7 +423,7 @@ def linear_forward(original: Callable[..., Any], module: Any) -> Callable[..., A
             if out is NotImplemented:
                 return original(self, inp, is_first_microbatch)
         else:
-            out = _Linear.apply(weight, inp, added, of_weight)  # type: ignore[no-untyped-call]
+            out = _Linear.apply(weight, inp, added, of_weight)
         return _with_bias(self, out, bias)
 
     return forward
@@ -462,7 +460,7 @@ def norm_linear_forward(original: Callable[..., Any], module: Any) -> Callable[.
             if out is NotImplemented:
                 return original(self, inp, is_first_microbatch)
         else:
-            out = _NormLinear.apply(inp, gamma, beta, weight, added, of_weight, norm)  # type: ignore[no-untyped-call]
+            out = _NormLinear.apply(inp, gamma, beta, weight, added, of_weight, norm)
         return _with_bias(self, out, bias)
 
     return forward

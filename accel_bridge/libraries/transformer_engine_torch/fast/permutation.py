@@ -166,7 +166,7 @@ def _permuted(inp: Any, routing_map: Any, probs: Any, copies: int) -> tuple[Any,
         raise ValueError(f"{inp.shape[0]} tokens, but a routing map of {routing_map.shape[0]}")
     served = kernel(TOKEN_PERMUTE)
     if served.is_reference:
-        made = _Permute.apply(inp, routing_map, probs, int(copies))  # type: ignore[no-untyped-call]
+        made = _Permute.apply(inp, routing_map, probs, int(copies))
         moved, weights, rows = made
     else:
         moved, weights, rows = served(inp, routing_map, probs, num_out_tokens=int(copies))
@@ -213,5 +213,5 @@ def _sorted(inp: Any, probs: Any, split_sizes: Any, sorted_index: Any) -> tuple[
     shifts = (sizes.cumsum(0) - sizes).index_select(0, order) - ends + wanted
     rows = torch.arange(inp.shape[0], device=inp.device)
     chunk = torch.searchsorted(ends, rows, right=True).clamp_(max=len(sizes) - 1)
-    moved: tuple[Any, Any] = _Sort.apply(inp, probs, rows + shifts.index_select(0, chunk))  # type: ignore[no-untyped-call]
+    moved: tuple[Any, Any] = _Sort.apply(inp, probs, rows + shifts.index_select(0, chunk))
     return moved
