@@ -87,9 +87,10 @@ examples: $(STAMP) ## run every tutorial of docs/examples as it stands, in small
 	@PYTHONDONTWRITEBYTECODE= $(VENV_PYTHON) -m pytest -n 0 -m "example or megatron" tests/examples $(ARGS)
 
 .PHONY: conformance
-conformance: $(STAMP) ## tests of the tests and of harnesses; every Triton kernel on every case (ten minutes)
+conformance: $(STAMP) ## tests of the tests and of harnesses; every Triton kernel on every case, and compiled for GPUs (fifteen minutes)
 	@$(PYTEST) -m conformance $(ARGS)
 	@ACCEL_BRIDGE_BACKEND=cpu $(VENV_PYTHON) tests/cuda/interpreted.py --all
+	@$(VENV_PYTHON) tests/cuda/compiled.py 80 90 120
 
 .PHONY: clients
 clients: $(STAMP) ## run frameworks above Megatron for a quarter of an hour, the longest unseen first (30 GB)
