@@ -19,46 +19,10 @@ import torch
 import accel_bridge.auto  # noqa: F401 - before the kernels
 from accel_bridge.apps.parity._cases import all_cases
 from accel_bridge.apps.parity._run import check_kernel
-from accel_bridge.backends.cuda.kernels import (
-    KERNELS,
-    adamw,
-    bias_dropout_add,
-    bias_gelu,
-    norms,
-    scaled_matmul,
-)
-from accel_bridge.kernels import CONTRACTS, AdamWOptions
+from accel_bridge.kernels import CONTRACTS
 
 #: Cases of a kernel in the sample; more where each has something new.
 MOST = 8
-#: Kernels of this backend that are no Triton code.
-NOT_TRITON = {"attention", "weight_gradient", "grouped_matmul"}
-
-
-def adamw_in_one_buffer(
-    parameters: list[torch.Tensor],
-    gradients: list[torch.Tensor],
-    first_moments: list[torch.Tensor],
-    second_moments: list[torch.Tensor],
-    options: AdamWOptions,
-) -> None:
-    """Triton's AdamW of copies in one tensor: the interpreter knows no address of another."""
-    lists = (parameters, gradients, first_moments, second_moments)
-    tensors = [one for several in lists for one in several]
-    room = [-(-one.numel() // 4) * 4 for one in tensors]
-    parts = torch.zeros(sum(room)).split(room)
-    copies = [
-        part[: one.numel()].view_as(one).copy_(one)
-        for part, one in zip(parts, tensors, strict=True)
-    ]
-    count = len(parameters)
-    adamw.adamw([copies[at : at + count] for at in range(0, 4 * count, count)], options)
-    for one, copy in zip(tensors, copies, strict=True):
-        one.copy_(copy)
-
-
-#: Contracts whose kernel chooses torch for some calls -> Triton's part of it.
-ALWAYS_TRITON = {"scaled_matmul": scaled_matmul.by_triton, "adamw": adamw_in_one_buffer}
 #: Contracts with many large cases -> those of them that run in float16 too.
 FLOAT16 = {"attention_max_logit": "full", "token_unpermute": "padded"}
 #: Cases that others prove. A layout is brought into one before the kernel: BSHD and TND have every
@@ -70,6 +34,7 @@ def main() -> int:
     """Run the kernels that are named on the command line; 1 when a case fails."""
     sys.path.append(str(Path(__file__).parents[1]))
     from case_sample import sample
+    from triton_kernels import triton_kernels
 
     # The interpreter is slow, and bfloat16 tells nothing that float16 does not.
     slow = ("50257", "4096", "s=130", "s=1025", "t=300")
@@ -81,16 +46,11 @@ def main() -> int:
         and not REPEATED.match(f"{case.contract}: {case.name}")
         and (case.dtype == torch.float32 or FLOAT16.get(case.contract, "") in case.name)
     ]
-    # torch's operators serve small inputs; here Triton's kernels are what is tried.
-    for module in (bias_dropout_add, bias_gelu, norms):
-        vars(module)["LARGE"] = 0
     failed, names = 0, [word for word in sys.argv[1:] if word != "--all"]
-    for kernel in KERNELS:
+    for kernel in triton_kernels():
         name = kernel.contract.name
-        if name not in (names or CONTRACTS) or kernel.is_reference or name in NOT_TRITON:
+        if name not in (names or CONTRACTS):
             continue
-        if name in ALWAYS_TRITON:
-            kernel = kernel.contract.kernel(ALWAYS_TRITON[name], "for a test", kernel.supports)
         own = [case for case in cases if case.contract == name]
         # An odd step, since dtypes take turns.
         tried = own if "--all" in sys.argv else sample(own, len(own) // MOST | 1)
