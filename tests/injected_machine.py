@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -156,6 +156,28 @@ class Injected:
             memory=self.memory,
             run=self.run,
         )
+
+    def spoil(self, changes: Mapping[str, Any] | Callable[[Injected], None]) -> None:
+        """Change variables (``RANK``), files (``/dev/x``; None removes one) and fields."""
+        if callable(changes):
+            changes(self)
+            return
+        for name, value in changes.items():
+            if name.isupper():
+                self.environ[name] = value
+            elif name == "arguments":
+                self.arguments(**value)
+            elif not name.startswith("/"):
+                setattr(self, name, value)
+            elif value is None:
+                (self.root / name.lstrip("/")).unlink()
+            else:
+                self.file(name, value)
+
+    def find(self, name: str, verdict: Verdict, changes: Any, *texts: str) -> None:
+        """Spoil something; the check finds it, and says ``texts``."""
+        self.spoil(changes)
+        self.finding(name, verdict, *texts)
 
     def findings(self, name: str) -> list[Finding]:
         """What the check of that name finds."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from plugin_site import Python, Site
+from processes import ends
 
 from accel_bridge.apps.cli import doctor as command
 from accel_bridge.apps.doctor import Result, Training, choose, examine, take_apart
@@ -24,14 +25,6 @@ from accel_bridge.errors import BridgeError
 from accel_bridge.patches.doctor.child import Reader, Stop
 from accel_bridge.plugins.checks import Check, Finding, Machine, Run, Verdict, fails, ok, warning
 from accel_bridge.plugins.manager import load_plugins
-
-
-def test_each_call_has_a_process_of_its_own() -> None:
-    outcomes = call_all({str(n): (os.getpid, 20) for n in range(6)})
-    assert list(outcomes) == list("012345")
-    pids = {outcome.value for outcome in outcomes.values()}
-    assert len(pids) == 6
-    assert os.getpid() not in pids
 
 
 def _exit() -> None:
@@ -87,12 +80,7 @@ def test_what_a_call_started_ends_with_it(tmp_path: Path) -> None:
 
     outcome = call_all({"": (start, 1)})[""]
     assert outcome.error == "it did not end in 1 s"
-    for _ in range(100):
-        state = Path(f"/proc/{note.read_text()}/stat")
-        if not state.exists() or state.read_text().split()[2] == "Z":
-            return
-        time.sleep(0.05)
-    pytest.fail("a grandchild still runs")
+    assert ends(int(note.read_text()))
 
 
 def check(name: str, *findings: Finding) -> Check:
@@ -141,26 +129,18 @@ def test_what_two_checks_find_is_told_once_and_a_missing_package_is_a_finding() 
 
 
 @pytest.mark.parametrize(
-    ("wanted", "status", "verdict", "summary"),
+    ("wanted", "status", "verdict"),
     [
-        ([SOUND], 0, "ok", "1 check: 1 passed"),
-        ([SOUND, DOUBT], 0, "warning", "2 checks: 1 passed, 1 with a warning"),
-        ([DOUBT, FAULT], 1, "would fail", "2 checks: 0 passed, 1 with a warning, 1 would fail"),
-        ([BROKEN], 0, "warning", "1 check: 0 passed, 1 with a warning"),
+        ([SOUND], 0, "ok"),
+        ([SOUND, DOUBT], 0, "warning"),
+        ([DOUBT, FAULT], 1, "would fail"),
+        ([BROKEN], 0, "warning"),
     ],
 )
-def test_status_and_summary(
-    wanted: list[Check],
-    status: int,
-    verdict: str,
-    summary: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_status(wanted: list[Check], status: int, verdict: str) -> None:
     found = results(*wanted)
     assert command.exit_status(found) == status
     assert command.as_json(found)["verdict"] == verdict
-    command.show(found, everything=False)
-    assert capsys.readouterr().out.splitlines()[-1] == summary
 
 
 def test_choosing_checks() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from injected_machine import Injected, checks
@@ -56,29 +58,56 @@ def test_a_sound_machine_is_silent(kind: str, request: pytest.FixtureRequest) ->
         assert not wrong, name
 
 
+HEADER = f"{sysconfig.get_path('include')}/Python.h"
+HOME = "/usr/local/cuda"
+TOOLKIT, CUDA_12 = f"{HOME}/version.json", '{"cuda": {"version": "12.4.1"}}'
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+P100, IN_USE = "Tesla P100, 6.0, 16280, 0", "NVIDIA H100, 9.0, 81559, 60000"
+APPS = "4711, python"
+MISMATCH = "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
+
+
+def state(row: str) -> Callable[[Injected], None]:
+    """The second GPU's compute mode, MIG mode, memory errors and slowdown."""
+    return lambda cuda: cuda.gpus(H100, f"{H100}, {row}")
+
+
+#: A check, its verdict, what is changed, and what it says.
+FAULTS: list[tuple[Any, ...]] = [
+    ("cuda-driver", FAILS, lambda m: m.program("nvidia-smi", MISMATCH), "mismatch", "reboot"),
+    ("cuda-driver", FAILS, lambda m: m.torch("2.1+cpu", None), "2.1+cpu", "torch==2.1"),
+    ("cuda-driver", FAILS, {"/dev/nvidia-uvm": None}, "/dev/nvidia-uvm", "nvidia-modprobe"),
+    ("cuda-capability", FAILS, lambda m: m.gpus(P100), "Tesla P100", "6.0", "sm_80 sm_90"),
+    ("cuda-state", FAILS, state("Prohibited, Disabled, 0, Not Active"), "GPU 1", "Prohibited"),
+    ("cuda-state", WARNING, state("Default, Enabled, 0, Not Active"), "GPU 1", "MIG"),
+    ("cuda-state", WARNING, state("Default, Disabled, 7, Not Active"), "GPU 1", "7 memory errors"),
+    ("cuda-state", WARNING, state("Default, Disabled, 0, Active"), "GPU 1", "slowed down"),
+    ("cuda-state", WARNING, lambda m: m.gpus(IN_USE, apps=APPS), "58.6 of 80 GiB", APPS),
+    ("cuda-visible", WARNING, {VISIBLE: "0,1,2,3"}, "names 4 GPUs", "only 2", f"{VISIBLE}=0,1"),
+    ("cuda-permissions", FAILS, {"forbidden": ("dev/nvidia1",)}, "/dev/nvidia1"),
+    ("cuda-libraries", WARNING, {TOOLKIT: CUDA_12, "CUDA_HOME": HOME}, "12.4.1", "13.0"),
+    ("cuda-compiler", FAILS, {"CC": "icc"}, "looked for icc", "apt-get install gcc"),
+    ("cuda-compiler", FAILS, {HEADER: None}, "Python.h", "python3-dev"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(cuda: Injected, fault: tuple[Any, ...]) -> None:
+    cuda.find(*fault)
+
+
+def test_precision_that_a_gpu_lacks(cuda: Injected) -> None:
+    cuda.gpus("NVIDIA A100, 8.0, 81920, 0")
+    cuda.arguments(bf16=True, fp8="hybrid")
+    cuda.finding("cuda-capability", FAILS, "FP8 does not suit", "A100")
+
+
 def test_driver_that_is_too_old(cuda: Injected) -> None:
     cuda.gpus(H100, driver="535.104.05")
     cuda.finding("cuda-driver", FAILS, "535.104.05", "CUDA 13.0 needs 580", "cuda-compat")
     cuda.file("/usr/local/cuda/compat/libcuda.so.1")
     cuda.environ["LD_LIBRARY_PATH"] = "/usr/local/cuda/compat"
     cuda.finding("cuda-driver", WARNING, "535.104.05")
-
-
-def test_driver_that_was_updated(cuda: Injected) -> None:
-    cuda.program(
-        "nvidia-smi", "echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18"
-    )
-    cuda.finding("cuda-driver", FAILS, "version mismatch", "reboot")
-
-
-def test_torch_without_cuda(cuda: Injected) -> None:
-    cuda.torch("2.11.1+cpu", None)
-    cuda.finding("cuda-driver", FAILS, "2.11.1+cpu", "torch==2.11.1")
-
-
-def test_container_without_unified_memory(cuda: Injected) -> None:
-    (cuda.root / "dev/nvidia-uvm").unlink()
-    cuda.finding("cuda-driver", FAILS, "/dev/nvidia-uvm", "nvidia-modprobe")
 
 
 @pytest.mark.parametrize(
@@ -99,40 +128,10 @@ def test_which_gpus_a_build_runs_on(built: str, capability: tuple[int, int], run
     assert runs_on(built.split(), capability) is runs
 
 
-def test_gpu_that_torch_has_no_kernels_for(cuda: Injected) -> None:
-    cuda.gpus("Tesla P100, 6.0, 16280, 0")
-    cuda.finding("cuda-capability", FAILS, "Tesla P100", "6.0", "sm_80 sm_90")
-
-
-def test_precision_that_a_gpu_lacks(cuda: Injected) -> None:
-    cuda.gpus("NVIDIA A100, 8.0, 81920, 0")
-    cuda.arguments(bf16=True, fp8="hybrid")
-    cuda.finding("cuda-capability", FAILS, "FP8 does not suit", "A100")
-
-
 def test_gpus_of_several_models(cuda: Injected) -> None:
     cuda.gpus(H100, "NVIDIA L40S, 8.9, 46068, 0")
     cuda.torch("2.11.1+cu130", "13.0", ARCHITECTURES.format(flags="sm_80 sm_90"))
     cuda.finding("cuda-capability", WARNING, "slowest", "CUDA_VISIBLE_DEVICES")
-
-
-@pytest.mark.parametrize(
-    ("row", "verdict", "text"),
-    [
-        ("Prohibited, Disabled, 0, Not Active", FAILS, "compute mode: Prohibited"),
-        ("Default, Enabled, 0, Not Active", WARNING, "MIG"),
-        ("Default, Disabled, 7, Not Active", WARNING, "7 memory errors"),
-        ("Default, Disabled, 0, Active", WARNING, "slowed down"),
-    ],
-)
-def test_state_of_a_gpu(cuda: Injected, row: str, verdict: Verdict, text: str) -> None:
-    cuda.gpus(H100, f"{H100}, {row}")
-    cuda.finding("cuda-state", verdict, "GPU 1", text)
-
-
-def test_gpu_that_is_in_use(cuda: Injected) -> None:
-    cuda.gpus("NVIDIA H100, 9.0, 81559, 60000", apps="4711, python, 59000 MiB")
-    cuda.finding("cuda-state", WARNING, "58.6 of 80 GiB", "4711, python")
 
 
 def test_switches_that_are_not_set_up(cuda: Injected) -> None:
@@ -163,16 +162,6 @@ def test_gpu_that_does_not_compute(
     cuda.finding("cuda-start", FAILS, *texts)
 
 
-def test_gpus_that_are_not_there(cuda: Injected) -> None:
-    cuda.environ["CUDA_VISIBLE_DEVICES"] = "0,1,2,3"
-    cuda.finding("cuda-visible", WARNING, "names 4 GPUs", "only 2", "CUDA_VISIBLE_DEVICES=0,1")
-
-
-def test_device_file_of_somebody_else(cuda: Injected) -> None:
-    cuda.forbidden = ("dev/nvidia1",)
-    cuda.finding("cuda-permissions", FAILS, "/dev/nvidia1")
-
-
 def test_nccl_for_two_cudas(cuda: Injected) -> None:
     cuda.package("nvidia-nccl-cu13", "2.28.3")
     cuda.package("nvidia-nccl-cu12", "2.21.5")
@@ -185,22 +174,6 @@ def test_nccl_of_the_loader_path(cuda: Injected) -> None:
     assert not cuda.findings("cuda-libraries")  # a torch that was built for the system's
     cuda.package("nvidia-nccl-cu13", "2.28.3")
     cuda.finding("cuda-libraries", WARNING, "/opt/nccl/lib/libnccl.so.2")
-
-
-def test_toolkit_of_another_cuda(cuda: Injected) -> None:
-    cuda.file("/usr/local/cuda/version.json", '{"cuda": {"version": "12.4.1"}}')
-    cuda.environ["CUDA_HOME"] = "/usr/local/cuda"
-    cuda.finding("cuda-libraries", WARNING, "12.4.1", "13.0")
-
-
-def test_no_compiler_for_triton(cuda: Injected) -> None:
-    cuda.environ["CC"] = "icc"
-    cuda.finding("cuda-compiler", FAILS, "looked for icc", "apt-get install gcc")
-
-
-def test_no_headers_of_python(cuda: Injected) -> None:
-    (cuda.root / sysconfig.get_path("include").lstrip("/") / "Python.h").unlink()
-    cuda.finding("cuda-compiler", FAILS, "Python.h", "python3-dev")
 
 
 def test_fused_attention_without_cudnn(cuda: Injected) -> None:

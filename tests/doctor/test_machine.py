@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from injected_machine import GIB, Injected, checks
@@ -35,24 +36,57 @@ def test_a_sound_machine_is_silent(injected: Injected) -> None:
             assert not wrong, name
 
 
+SMALL = (64 << 20, 64 << 20)
+LAUNCHED = {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+#: A check, its verdict, what is changed, and what it says.
+FAULTS: list[tuple[Any, ...]] = [
+    ("shared-memory", FAILS, {"disk": SMALL, "devices": 8}, "64 MiB", "--shm-size"),
+    ("shared-memory", WARNING, {"disk": SMALL, "devices": 1}, "64 MiB", "--shm-size"),
+    ("shared-memory", WARNING, {"disk": SMALL}, "64 MiB", "--shm-size"),
+    ("shared-memory", WARNING, {"disk": (1 << 20, 64 * GIB), "/dev/shm/nccl": ""}, "nccl", "fuser"),
+    ("shared-memory", FAILS, {"forbidden": ("dev/shm",)}, "cannot be written", "chmod 1777"),
+    ("directories", FAILS, {"TMPDIR": "/scratch/job17"}, "/scratch/job17", "mkdir -p"),
+    ("names", FAILS, {"addresses": {"node1": "10.0.0.1"}}, "localhost", "/etc/hosts"),
+    ("names", FAILS, {"run": Run(machines=2, host="head.all")}, "head.all", "--master-addr"),
+    ("names", FAILS, {"run": Run(machines=2, host="localhost")}, "--nnodes 2", "--master-addr"),
+    ("interfaces", FAILS, {"NCCL_SOCKET_IFNAME": "ib0"}, "NCCL_SOCKET_IFNAME", "eth0, lo"),
+    ("interfaces", FAILS, {"NCCL_SOCKET_IFNAME": "=eth"}, "NCCL_SOCKET_IFNAME", "eth0, lo"),
+    ("interfaces", FAILS, {"GLOO_SOCKET_IFNAME": "eth"}, "GLOO_SOCKET_IFNAME", "eth0, lo"),
+    ("interfaces", FAILS, {"HCCL_SOCKET_IFNAME": "enp189s0f0"}, "HCCL_SOCKET_IFNAME", "eth0, lo"),
+    ("variables", WARNING, {"ACCEL_BRIDGE_BACKENDS": ""}, "'ACCEL_BRIDGE_BACKEND'", "unset"),
+    ("variables", FAILS, {"ACCEL_BRIDGE_LOG": "loud"}, "ACCEL_BRIDGE_LOG='loud'", "quiet"),
+    ("launcher", FAILS, {"RANK": "3"}, "not set: WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+    ("launcher", FAILS, {"WORLD_SIZE": "eight"}, "eight"),
+    ("launcher", FAILS, {"RANK": "8", "WORLD_SIZE": "8"}, "not below"),
+    ("launcher", WARNING, LAUNCHED, "rank 0 of 8"),
+    ("hindrances", WARNING, {"PYTHONOPTIMIZE": "1"}, "assertions"),
+    ("hindrances", WARNING, {"backend": "cuda", CONNECTIONS: "32"}, f"{CONNECTIONS}=32"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(injected: Injected, fault: tuple[Any, ...]) -> None:
+    injected.find(*fault)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("NCCL_SOCKET_IFNAME", "eth"),
+        ("NCCL_SOCKET_IFNAME", "^docker"),
+        ("GLOO_SOCKET_IFNAME", "eth0"),
+    ],
+)
+def test_interface_that_is_there(injected: Injected, variable: str, value: str) -> None:
+    injected.environ[variable] = value
+    assert not injected.findings("interfaces")
+
+
 def test_no_shared_memory(injected: Injected) -> None:
     (injected.root / "dev/shm/.keep").unlink()
     (injected.root / "dev/shm").rmdir()
     injected.finding("shared-memory", FAILS, "/dev/shm is missing", "mount")
-
-
-@pytest.mark.parametrize(("devices", "verdict"), [(8, FAILS), (1, WARNING), (None, WARNING)])
-def test_shared_memory_of_a_container(
-    injected: Injected, devices: int | None, verdict: Verdict
-) -> None:
-    injected.devices, injected.disk = devices, (64 << 20, 64 << 20)
-    injected.finding("shared-memory", verdict, "64 MiB", "--shm-size")
-
-
-def test_full_shared_memory(injected: Injected) -> None:
-    injected.disk = (1 << 20, 64 * GIB)
-    injected.file("/dev/shm/nccl-left")
-    injected.finding("shared-memory", WARNING, "nccl-left", "fuser")
 
 
 def test_few_open_files(injected: Injected) -> None:
@@ -84,11 +118,6 @@ def test_memory_of_a_container(injected: Injected) -> None:
     injected.finding("host-memory", WARNING, "4.0 GiB are free", "8 ranks need 12.0 GiB")
 
 
-def test_temporary_directory_that_is_not_there(injected: Injected) -> None:
-    injected.environ["TMPDIR"] = "/scratch/job17"
-    injected.finding("directories", FAILS, "/scratch/job17", "mkdir -p")
-
-
 def test_cache_on_a_noexec_mount(injected: Injected) -> None:
     injected.file("/home/user/.triton/x")
     mounts = injected.root / "proc/mounts"
@@ -104,21 +133,11 @@ def test_home_that_cannot_be_written(injected: Injected) -> None:
     assert "export TRITON_CACHE_DIR=" in found[0].next
 
 
-def test_shared_memory_that_cannot_be_written(injected: Injected) -> None:
-    injected.forbidden = ("dev/shm",)
-    injected.finding("shared-memory", FAILS, "cannot be written", "chmod 1777")
-
-
 def test_full_temporary_directory(injected: Injected) -> None:
     injected.disk = (10 << 20, 100 * GIB)
     found = injected.findings("directories")
     assert [one.verdict for one in found] == [WARNING] * 4
     assert "10 MiB free" in found[0].evidence[0]
-
-
-def test_localhost_without_an_address(injected: Injected) -> None:
-    del injected.addresses["localhost"]
-    injected.finding("names", FAILS, "localhost", "/etc/hosts")
 
 
 @pytest.mark.parametrize(("machines", "verdict"), [(1, WARNING), (2, FAILS)])
@@ -129,16 +148,6 @@ def test_this_machine_without_an_address(
     injected.run = Run(machines=machines, host="10.0.0.9")
     injected.addresses["10.0.0.9"] = "10.0.0.9"
     injected.finding("names", verdict, "node1", "GLOO_SOCKET_IFNAME")
-
-
-def test_first_machine_without_an_address(injected: Injected) -> None:
-    injected.run = Run(machines=2, host="head.cluster")
-    injected.finding("names", FAILS, "head.cluster", "--master-addr")
-
-
-def test_machines_that_meet_at_localhost(injected: Injected) -> None:
-    injected.run = Run(machines=2, host="localhost")
-    injected.finding("names", FAILS, "--nnodes 2", "--master-addr ADDRESS")
 
 
 def test_name_that_is_the_loopback(injected: Injected) -> None:
@@ -171,28 +180,6 @@ def test_port_that_is_taken(injected: Injected) -> None:
     injected.finding("ports", FAILS, "29500")
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "wrong"),
-    [
-        ("NCCL_SOCKET_IFNAME", "ib0", True),
-        ("NCCL_SOCKET_IFNAME", "eth", False),
-        ("NCCL_SOCKET_IFNAME", "=eth", True),
-        ("NCCL_SOCKET_IFNAME", "^docker", False),
-        ("GLOO_SOCKET_IFNAME", "eth", True),
-        ("GLOO_SOCKET_IFNAME", "eth0", False),
-        ("HCCL_SOCKET_IFNAME", "enp189s0f0", True),
-    ],
-)
-def test_interface_that_is_not_there(
-    injected: Injected, variable: str, value: str, wrong: bool
-) -> None:
-    injected.environ[variable] = value
-    if wrong:
-        injected.finding("interfaces", FAILS, variable, "eth0, lo")
-    else:
-        assert not injected.findings("interfaces")
-
-
 def test_container_without_a_network(injected: Injected) -> None:
     (injected.root / "sys/class/net/eth0/mtu").unlink()
     (injected.root / "sys/class/net/eth0").rmdir()
@@ -200,49 +187,8 @@ def test_container_without_a_network(injected: Injected) -> None:
     injected.finding("interfaces", FAILS, "loopback", "--network host")
 
 
-def test_variable_that_nobody_knows(injected: Injected) -> None:
-    injected.environ["ACCEL_BRIDGE_BACKENDS"] = "cpu"
-    injected.finding("variables", WARNING, "did you mean 'ACCEL_BRIDGE_BACKEND'", "unset")
-
-
-def test_value_that_means_nothing(injected: Injected) -> None:
-    injected.environ["ACCEL_BRIDGE_LOG"] = "loud"
-    injected.finding("variables", FAILS, "ACCEL_BRIDGE_LOG='loud'", "quiet")
-
-
-@pytest.mark.parametrize(
-    ("environ", "verdict", "text"),
-    [
-        ({"RANK": "3"}, FAILS, "not set: WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
-        ({"WORLD_SIZE": "eight"}, FAILS, "eight"),
-        ({"RANK": "8", "WORLD_SIZE": "8"}, FAILS, "not below"),
-        (
-            {"RANK": "0", "WORLD_SIZE": "8", "MASTER_ADDR": "a", "MASTER_PORT": "1"},
-            WARNING,
-            "rank 0 of 8",
-        ),
-    ],
-)
-def test_launcher_variables(
-    injected: Injected, environ: dict[str, str], verdict: Verdict, text: str
-) -> None:
-    injected.environ.update(environ)
-    injected.finding("launcher", verdict, text)
-
-
 def test_variables_that_slow_down(injected: Injected) -> None:
     injected.environ["CUDA_LAUNCH_BLOCKING"] = "1"
     assert not injected.findings("hindrances")  # nothing is launched on a CPU
     injected.backend = "cuda"
     injected.finding("hindrances", WARNING, "several times slower", "unset")
-
-
-def test_assertions_left_out(injected: Injected) -> None:
-    injected.environ["PYTHONOPTIMIZE"] = "1"
-    injected.finding("hindrances", WARNING, "assertions")
-
-
-def test_variable_that_the_device_wants_otherwise(injected: Injected) -> None:
-    injected.backend = "cuda"
-    injected.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
-    injected.finding("hindrances", WARNING, "CUDA_DEVICE_MAX_CONNECTIONS=32")

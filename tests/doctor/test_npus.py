@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from injected_machine import Injected
@@ -30,6 +31,64 @@ def test_cuda_build_beside_torch_npu(tmp_path: Path) -> None:
     injected.finding("torch-npu", FAILS, "Duplicated key", "pip uninstall torch-npu")
 
 
+HOME = "/usr/local/Ascend/ascend-toolkit/latest"
+CANN = f"{HOME}/compiler/version.info"
+DRIVER = "/usr/local/Ascend/driver"
+INFO = f"{DRIVER}/version.info"
+FIRMWARE = "/usr/local/Ascend/firmware/version.info"
+RANGE, SPLITS = "HCCL_HOST_SOCKET_PORT_RANGE", "PYTORCH_NPU_ALLOC_CONF"
+BLOCKING = {"ASCEND_LAUNCH_BLOCKING": "1", "TASK_QUEUE_ENABLE": "2"}
+TWICE = dict.fromkeys(("PYTORCH_ALLOC_CONF", SPLITS), "expandable_segments:True")
+#: A check, its verdict, what is changed, and what it says.
+FAULTS: list[tuple[Any, ...]] = [
+    ("ascend-versions", WARNING, {CANN: "Version=8.3.RC1\n"}, "8.3.RC1 is older than 8.5.0"),
+    ("ascend-firmware", WARNING, {FIRMWARE: "Version=6.4.12.1\n"}, "6.4.12.1", "7.0.0 to 7.8.99"),
+    ("ascend-versions", WARNING, {INFO: "Version=24.1.0\n"}, "24.1.0", "25.0rc1 or newer"),
+    ("ascend-versions", FAILS, {"environ": {}}, "libhccl.so", "set_env.sh"),
+    ("ascend-versions", FAILS, {"ASCEND_HOME_PATH": "/opt/ascend"}, "/opt/ascend", "set_env.sh"),
+    ("ascend-versions", FAILS, {"environ": {"ASCEND_HOME_PATH": HOME}}, "500001", "kernels"),
+    ("ascend-devices", FAILS, {"/dev/hisi_hdc": None}, "--device /dev/hisi_hdc"),
+    ("ascend-devices", FAILS, {f"{DRIVER}/lib64/driver/libascend_hal.so": None}, f"-v {DRIVER}"),
+    ("ascend-devices", FAILS, {"forbidden": ("dev/davinci0",)}, "/dev/davinci0", "HwHiAiUser"),
+    ("hccl", FAILS, {"HCCL_CONNECT_TIMEOUT": "10"}, "120 to 7200"),
+    *(
+        ("hccl", FAILS, {RANGE: text}, text, "60000-60050")
+        for text in ("60000-", "auto,60000", "70000", "60010-60000", "1-2-3")
+    ),
+    *(
+        ("ascend-environment", FAILS, {name: value}, says, f"unset {name}")
+        for name, value, says in (
+            ("TASK_QUEUE_ENABLE", "3", "it takes 0, 1, 2"),
+            ("CPU_AFFINITY_CONF", "2,npu0:0-99999", "the cores here are 0 to"),
+            ("CPU_AFFINITY_CONF", "1,cores:0-1", "'cores:0-1' is none of"),
+            (SPLITS, "expandable_segment:True", "'expandable_segment' is none of"),
+            (SPLITS, "max_split_size_mb:10", "it takes 21 to"),
+            (SPLITS, "garbage_collection_threshold", "it has no value"),
+            ("STREAMS_PER_DEVICE", "16", "it takes 8, 32"),
+        )
+    ),
+    ("ascend-environment", WARNING, BLOCKING, "TASK_QUEUE_ENABLE=2 has no effect"),
+    ("ascend-environment", FAILS, TWICE, "are both set"),
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(ascend: Injected, fault: tuple[Any, ...]) -> None:
+    ascend.find(*fault)
+
+
+@pytest.mark.parametrize(
+    ("script", "texts"),
+    [
+        ("echo '| 1     910B3    | Alarm    | 90 |'", ("NPU 1 (910B3)", "Alarm", "RT_VISIBLE_DEV")),
+        ("echo 'dcmi module initialize failed. ret is -8005'; exit 1", ("-8005",)),
+    ],
+)
+def test_npu_that_is_not_well(ascend: Injected, script: str, texts: tuple[str, ...]) -> None:
+    ascend.program("npu-smi", script)
+    ascend.finding("ascend-devices", FAILS, *texts)
+
+
 def test_npus_without_torch_npu(ascend: Injected) -> None:
     directory = next(ascend.site.glob("torch_npu-*"))
     (directory / "METADATA").unlink()
@@ -38,40 +97,8 @@ def test_npus_without_torch_npu(ascend: Injected) -> None:
     ascend.finding("torch-npu", FAILS, "davinci0", "pip install torch-npu==2.9.0")
 
 
-def test_torch_npu_for_another_torch(ascend: Injected) -> None:
-    ascend.torch("2.8.1+cpu")
-    ascend.finding("torch-npu", FAILS, "torch_npu 2.9.0 is not for torch 2.8.1")
-
-
-def test_cann_that_torch_npu_was_not_built_with(ascend: Injected) -> None:
-    home = ascend.environ["ASCEND_HOME_PATH"]
-    ascend.file(f"{home}/compiler/version.info", "Version=8.3.RC1\n")
-    ascend.finding("ascend-versions", WARNING, "CANN 8.3.RC1 is older than 8.5.0")
-
-
-def test_driver_older_than_cann_supports(ascend: Injected) -> None:
-    ascend.file("/usr/local/Ascend/driver/version.info", "Version=24.1.0\n")
-    ascend.finding("ascend-versions", WARNING, "24.1.0", "25.0rc1 or newer")
-
-
-def test_cann_whose_variables_are_not_set(ascend: Injected) -> None:
-    ascend.environ.clear()
-    ascend.finding("ascend-versions", FAILS, "libhccl.so", "set_env.sh")
-
-
-def test_cann_that_was_moved(ascend: Injected) -> None:
-    ascend.environ["ASCEND_HOME_PATH"] = "/opt/ascend"
-    ascend.finding("ascend-versions", FAILS, "/opt/ascend", "set_env.sh")
-
-
-def test_cann_without_operators(ascend: Injected) -> None:
-    del ascend.environ["ASCEND_OPP_PATH"]
-    ascend.finding("ascend-versions", FAILS, "500001", "kernels")
-
-
 def test_cann_that_is_half_installed(ascend: Injected) -> None:
-    home = ascend.environ["ASCEND_HOME_PATH"]
-    (ascend.root / home.lstrip("/") / "lib64/libge_runner.so").unlink()
+    ascend.spoil({f"{HOME}/lib64/libge_runner.so": None})
     ascend.finding("ascend-versions", FAILS, "half installed", "libge_runner.so", "toolkit_8.5.0")
     # A toolkit in parts, each named in LD_LIBRARY_PATH.
     ascend.file("/opt/runtime/lib64/libge_runner.so")
@@ -81,50 +108,14 @@ def test_cann_that_is_half_installed(ascend: Injected) -> None:
 
 def test_cann_driver_and_torch_npu_of_three_releases(ascend: Injected) -> None:
     """Each is named beside the one that it does not go with."""
-    home = ascend.environ["ASCEND_HOME_PATH"]
-    ascend.file(f"{home}/compiler/version.info", "Version=8.2.RC1\n")
-    ascend.file("/usr/local/Ascend/driver/version.info", "Version=23.0.1\n")
+    ascend.file(CANN, "Version=8.2.RC1\n")
+    ascend.file(INFO, "Version=23.0.1\n")
     cann, driver = ascend.findings("ascend-versions")
     for finding, texts in ((cann, "torch_npu 2.9.0"), (driver, "24.1rc2 or newer")):
         assert finding.verdict == WARNING
         assert "8.2.RC1" in finding.what
         assert texts in finding.what + "".join(finding.evidence)
         assert finding.next
-
-
-def test_firmware_of_another_release(ascend: Injected) -> None:
-    ascend.file("/usr/local/Ascend/firmware/version.info", "Version=6.4.12.1.241\n")
-    ascend.finding("ascend-firmware", WARNING, "6.4.12.1.241", "7.0.0 to 7.8.99")
-
-
-def test_npu_that_is_not_well(ascend: Injected) -> None:
-    ascend.program("npu-smi", "echo '| 1     910B3    | Alarm    | 90 |'")
-    ascend.finding("ascend-devices", FAILS, "NPU 1 (910B3)", "Alarm", "ASCEND_RT_VISIBLE_DEVICES")
-
-
-def test_npu_driver_that_does_not_answer(ascend: Injected) -> None:
-    ascend.program("npu-smi", "echo 'dcmi module initialize failed. ret is -8005'; exit 1")
-    ascend.finding("ascend-devices", FAILS, "-8005")
-
-
-def test_container_without_all_device_files(ascend: Injected) -> None:
-    (ascend.root / "dev/hisi_hdc").unlink()
-    ascend.finding("ascend-devices", FAILS, "/dev/hisi_hdc", "--device /dev/hisi_hdc")
-
-
-def test_container_without_the_driver(ascend: Injected) -> None:
-    (ascend.root / "usr/local/Ascend/driver/lib64/driver/libascend_hal.so").unlink()
-    ascend.finding("ascend-devices", FAILS, "libascend_hal.so", "-v /usr/local/Ascend/driver")
-
-
-def test_npu_of_another_group(ascend: Injected) -> None:
-    ascend.forbidden = ("dev/davinci0",)
-    ascend.finding("ascend-devices", FAILS, "/dev/davinci0", "HwHiAiUser")
-
-
-def test_hccl_variable_that_means_nothing(ascend: Injected) -> None:
-    ascend.environ["HCCL_CONNECT_TIMEOUT"] = "10"
-    ascend.finding("hccl", FAILS, "120 to 7200")
 
 
 @pytest.mark.parametrize(
@@ -147,12 +138,6 @@ def test_ports_of_hccl_in_use(ascend: Injected, variables: dict[str, str], taken
     assert not ascend.findings("hccl")
 
 
-@pytest.mark.parametrize("text", ["60000-", "auto,60000", "70000", "60010-60000", "1-2-3"])
-def test_ports_that_hccl_does_not_understand(ascend: Injected, text: str) -> None:
-    ascend.environ["HCCL_HOST_SOCKET_PORT_RANGE"] = text
-    ascend.finding("hccl", FAILS, text, "60000-60050")
-
-
 def test_npus_without_network_addresses(ascend: Injected) -> None:
     ascend.run = Run(machines=2)
     ascend.finding("hccl", FAILS, "hccn_tool", "/etc/hccn.conf")
@@ -165,34 +150,6 @@ def test_packages_of_cann_compiler(ascend: Injected) -> None:
     (ascend.site / "decorator/__init__.py").unlink()
     (ascend.site / "decorator").rmdir()
     ascend.finding("ascend-packages", WARNING, "decorator", "pip install decorator")
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("TASK_QUEUE_ENABLE", "3", "it takes 0, 1, 2"),
-        ("CPU_AFFINITY_CONF", "2,npu0:0-99999", "the cores here are 0 to"),
-        ("CPU_AFFINITY_CONF", "1,cores:0-1", "'cores:0-1' is none of"),
-        ("PYTORCH_NPU_ALLOC_CONF", "expandable_segment:True", "'expandable_segment' is none of"),
-        ("PYTORCH_NPU_ALLOC_CONF", "max_split_size_mb:10", "it takes 21 to"),
-        ("PYTORCH_NPU_ALLOC_CONF", "garbage_collection_threshold", "it has no value"),
-        ("STREAMS_PER_DEVICE", "16", "it takes 8, 32"),
-    ],
-)
-def test_variable_of_torch_npu_that_means_nothing(
-    ascend: Injected, name: str, value: str, says: str
-) -> None:
-    ascend.environ[name] = value
-    ascend.finding("ascend-environment", FAILS, says, f"unset {name}")
-
-
-def test_variables_of_torch_npu_that_contradict(ascend: Injected) -> None:
-    ascend.environ |= {"ASCEND_LAUNCH_BLOCKING": "1", "TASK_QUEUE_ENABLE": "2"}
-    ascend.finding("ascend-environment", WARNING, "TASK_QUEUE_ENABLE=2 has no effect")
-    del ascend.environ["ASCEND_LAUNCH_BLOCKING"]
-    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_NPU_ALLOC_CONF"):
-        ascend.environ[name] = "expandable_segments:True"
-    ascend.finding("ascend-environment", FAILS, "are both set")
 
 
 def test_what_ascend_sites_set_is_understood(ascend: Injected) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,23 +167,21 @@ def test_ranks_share_the_memory_of_a_host(injected: Injected) -> None:
     injected.finding("memory", FAILS, "4 ranks share it: 40.0 GiB")
 
 
-def test_more_ranks_than_devices(injected: Injected) -> None:
-    injected.backend, injected.devices = "cuda", 4
-    injected.run = Run(processes=8)
-    injected.finding("ranks", FAILS, "8 ranks would share 4 devices", "--nproc-per-node 4")
+LOCKED = {"forbidden": ("root/data",), "/data/x": "", "arguments": {"save": "/data/made"}}
+MANY = {"run": Run(processes=8), "backend": "cuda", "devices": 4}
+#: A check, its verdict, what is changed, and what it says.
+FAULTS: list[tuple[Any, ...]] = [
+    ("ranks", FAILS, MANY, "8 ranks would share 4 devices", "--nproc-per-node 4"),
+    ("outputs", FAILS, LOCKED, "--save /data/made cannot be written"),
+    ("outputs", FAILS, {"/data/x": "", "arguments": {"save": "/data/x"}}, "is a file"),
+    ("data", WARNING, {"arguments": {}}, "--mock-data", "--data-path PREFIX"),
+    ("tokenizer", FAILS, {"arguments": {"tokenizer_type": "HuggingFaceTokenizer"}}, "-model PATH"),
+]
 
 
-def test_directory_that_cannot_be_written(injected: Injected) -> None:
-    injected.forbidden = ("root/data",)
-    injected.file("/data/x")
-    injected.arguments(save="/data/checkpoints")
-    injected.finding("outputs", FAILS, "--save /data/checkpoints cannot be written")
-
-
-def test_save_that_is_a_file(injected: Injected) -> None:
-    injected.file("/data/x")
-    injected.arguments(save="/data/x")
-    injected.finding("outputs", FAILS, "is a file")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(injected: Injected, fault: tuple[Any, ...]) -> None:
+    injected.find(*fault)
 
 
 @pytest.mark.parametrize(("free", "verdict"), [(50, FAILS), (150, WARNING), (300, None)])
@@ -238,11 +238,6 @@ def test_data_that_is_sound(injected: Injected, prefix: str) -> None:
         assert all(one.verdict is Verdict.OK for one in injected.findings(name)), name
 
 
-def test_no_data(injected: Injected) -> None:
-    injected.arguments()
-    injected.finding("data", WARNING, "--mock-data", "--data-path PREFIX")
-
-
 def test_data_that_is_not_there(injected: Injected, prefix: str) -> None:
     use(injected, f"{prefix}s")
     injected.finding("data", FAILS, "x_text_document", "in that directory")
@@ -253,21 +248,24 @@ def test_data_with_its_suffix(injected: Injected, prefix: str) -> None:
     injected.finding("data", FAILS, f"--data-path {prefix}")
 
 
-def test_truncated_data(injected: Injected, prefix: str) -> None:
-    path = Path(f"{prefix}.bin")
-    path.write_bytes(path.read_bytes()[:-7])
-    injected.finding("data", FAILS, "truncated")
-
-
-def test_damaged_index(injected: Injected, prefix: str) -> None:
-    path = Path(f"{prefix}.idx")
-    path.write_bytes(b"PK\x03\x04" + path.read_bytes()[4:])
-    injected.finding("data", FAILS, "not an index")
-
-
-def test_data_that_git_has_not_fetched(injected: Injected, prefix: str) -> None:
-    Path(f"{prefix}.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1\nsize 9\n")
-    injected.finding("data", FAILS, "Git LFS", "git lfs pull")
+@pytest.mark.parametrize(
+    ("suffix", "change", "text"),
+    [
+        (".bin", lambda old: old[:-7], "truncated"),
+        (".idx", lambda old: b"PK\x03\x04" + old[4:], "not an index"),
+        (
+            ".bin",
+            lambda old: b"version https://git-lfs.github.com/spec/v1\nsize 9\n",
+            "git lfs pull",
+        ),
+    ],
+)
+def test_damaged_data(
+    injected: Injected, prefix: str, suffix: str, change: Callable[[bytes], bytes], text: str
+) -> None:
+    path = Path(f"{prefix}{suffix}")
+    path.write_bytes(change(path.read_bytes()))
+    injected.finding("data", FAILS, text)
 
 
 def test_directory_of_data_that_cannot_be_written(injected: Injected, prefix: str) -> None:
@@ -318,8 +316,3 @@ def test_tokenizer_file_that_is_none(
     file.write_bytes(content)
     injected.arguments(vocab_file=str(file))
     injected.finding("tokenizer", FAILS, text)
-
-
-def test_tokenizer_without_its_model(injected: Injected) -> None:
-    injected.arguments(tokenizer_type="HuggingFaceTokenizer")
-    injected.finding("tokenizer", FAILS, "--tokenizer-model PATH")
