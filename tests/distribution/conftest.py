@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from distribution.support import build, copy_sources
+from distribution.support import ROOT, build, copy_sources
 
 
 @pytest.fixture(scope="session")
@@ -16,6 +17,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a clone holds, as far as a build needs it."""
     directory = tmp_path_factory.mktemp("sources")
     copy_sources(directory)
+    # setuptools takes tests along by itself.
+    (directory / "tests").mkdir()
+    shutil.copy(ROOT / "tests/test_journal.py", directory / "tests")
     return directory
 
 

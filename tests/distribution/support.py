@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ DIRECTORIES: Final = {
     "patches": "accel_bridge/patches",
     "pretrain": "accel_bridge/pretrain",
 }
+#: All that a build reads.
+SOURCES: Final = (*DIRECTORIES, "docs", *FILES, "MANIFEST.in")
 
 
 def pyproject() -> dict[str, Any]:
@@ -42,17 +45,15 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
-def copy_sources(directory: Path) -> None:
+def copy_sources(directory: Path, names: Iterable[str] = SOURCES) -> None:
     """Copy what a build needs, so that it leaves nothing in the repository."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for name in DIRECTORIES:
-        shutil.copytree(ROOT / name, directory / name, ignore=ignored)
-    shutil.copytree(ROOT / "docs", directory / "docs")
-    for name in (*FILES, "MANIFEST.in"):
-        shutil.copy(ROOT / name, directory)
-    # setuptools takes tests along by itself.
-    (directory / "tests").mkdir()
-    shutil.copy(ROOT / "tests/test_journal.py", directory / "tests")
+    directory.mkdir(exist_ok=True)
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, directory / name, ignore=ignored)
+        else:
+            shutil.copy(ROOT / name, directory)
 
 
 def installed_names() -> set[str]:

@@ -27,7 +27,6 @@ def texts(file: str) -> tuple[str, ...]:
     path = ROOT / file
     if not path.is_file():
         spec = importlib.util.find_spec(file.partition("/")[0])
-        assert spec is not None
         # A namespace, of which the tests have a part too.
         places = [Path(place).parent / file for place in spec.submodule_search_locations or ()]
         (path,) = (place for place in places if place.is_file())

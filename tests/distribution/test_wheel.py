@@ -28,10 +28,12 @@ def test_the_wheel_has_every_module_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
-    sources: Path, tmp_path: Path
+def test_the_source_distribution_is_whole_and_makes_the_same_wheel(
+    sources: Path, wheel: Path, tmp_path: Path
 ) -> None:
+    """It has what a user reads, and no tests."""
     with tarfile.open(build("sdist", sources, tmp_path / "sdist")) as archive:
+        archive.extractall(tmp_path, filter="data")
         held = {name.partition("/")[2] for name in archive.getnames()}
     # Who typed the tutorial of a backend's package has its build directory there.
     docs = {
@@ -42,24 +44,8 @@ def test_the_source_distribution_has_what_a_user_reads_and_no_tests(
     assert {*FILES, *docs} <= held
     made = {"MANIFEST.in", "PKG-INFO", "setup.cfg", "accel_bridge.egg-info", ""}
     assert {name.partition("/")[0] for name in held} == {*FILES, *DIRECTORIES, "docs", *made}
-
-
-@pytest.mark.slow
-def test_a_wheel_from_the_source_distribution_is_the_same(
-    sources: Path, wheel: Path, tmp_path: Path
-) -> None:
-    sdist = build("sdist", sources, tmp_path / "sdist")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
     again = build("wheel", tmp_path / f"accel_bridge-{__version__}", tmp_path / "wheel")
     assert names(again) == names(wheel)
-
-
-def test_the_console_script_works(installed: Path, tmp_path: Path) -> None:
-    shown = subprocess.check_output(
-        [installed / "bin/accel-bridge", "--version"], cwd=tmp_path, text=True, timeout=60
-    )
-    assert shown == f"accel-bridge {__version__}\n"
 
 
 def test_its_parts_are_imported_from_the_installation(installed: Path, tmp_path: Path) -> None:
