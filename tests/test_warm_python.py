@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import warm_python
+from processes import ends
 
 #: What tells two interpreters apart, as far as a program can see.
 SHOW = """
@@ -129,7 +129,6 @@ def test_a_programs_child_sees_that_it_died(warm: str) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     program = subprocess.Popen([warm, "-c", ORPHAN], env=environment(), text=True, **pipes)
     assert program.stdin is not None
-    assert program.stdout is not None
     assert program.stdout.readline() == "there\n"
     print(file=program.stdin, flush=True)
     assert program.communicate(timeout=30)[0] == "orphan\n"
@@ -153,7 +152,6 @@ def waiting(warm: str) -> tuple[subprocess.Popen[str], list[int]]:
     program = subprocess.Popen(
         [warm, "-c", WAIT], env=environment(), stdout=subprocess.PIPE, text=True
     )
-    assert program.stdout is not None
     return program, [int(word) for word in program.stdout.readline().split()]
 
 
@@ -170,9 +168,4 @@ def test_a_program_that_is_killed_takes_its_children_along(warm: str) -> None:
     program, processes = waiting(warm)
     program.kill()
     program.communicate(timeout=30)
-    for _ in range(100):
-        left = [process for process in processes if Path(f"/proc/{process}").exists()]
-        if not left:
-            return
-        time.sleep(0.1)
-    pytest.fail(f"{left} are left")
+    assert all(ends(process, 10) for process in processes)

@@ -21,7 +21,6 @@ def test_each_is_named(name: str, wrapped: bool, monkeypatch: pytest.MonkeyPatch
         outer.__cause__ = error
         error = outer
     told = explain(error)
-    assert told is not None
     assert told.next.startswith(f"export {name}=")
     assert USES[name] in told.what
 

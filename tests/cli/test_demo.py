@@ -163,7 +163,6 @@ def test_a_signal_ends_it_without_a_traceback(tmp_path: Path, number: signal.Sig
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     while process.stdout.readline().strip() != "1":
         pass
     process.send_signal(number)

@@ -5,21 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from processes import ends
 
 from accel_bridge.process import endings
 from accel_bridge.process.endings import ProcessKilledError, held
-
-#: A program that runs one, as `accel-bridge pretrain` does.
-PARENT = """
-import signal, sys
-from accel_bridge.process import endings
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup leaves it ignored
-sys.exit(endings.run([sys.executable, "-c", sys.argv[1]]))
-"""
 
 
 @pytest.mark.parametrize(
@@ -44,34 +35,13 @@ def test_a_status_is_the_process_own(code: str, status: int) -> None:
     assert endings.run([sys.executable, "-c", code]) == status
 
 
-def _started(code: str) -> tuple[subprocess.Popen[str], int]:
-    ready = "import os, time; print(os.getpid(), flush=True);"
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, ready + code], stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    return parent, int(parent.stdout.readline())
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
-def test_a_signal_reaches_the_process(number: signal.Signals) -> None:
-    parent, _ = _started("time.sleep(60)")
-    parent.send_signal(number)
-    # Nobody asks a process to end by SIGUSR1: there it is named, as a crash is.
-    expected = 1 if number is signal.SIGUSR1 else 128 + number
-    assert parent.wait(10) == expected
-
-
-def test_it_does_not_outlive_who_waits_for_it() -> None:
-    parent, pid = _started("time.sleep(60)")
-    parent.kill()
-    parent.wait(10)
-    end = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
-
-
+#: A program that runs one, as `accel-bridge pretrain` does.
+PARENT = """
+import signal, sys
+from accel_bridge.process import endings
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup leaves it ignored
+sys.exit(endings.run([sys.executable, "-c", sys.argv[1]]))
+"""
 #: A command that starts another one, as `accel-bridge parity record` and `demo` do.
 COMMAND = """
 import signal, sys
@@ -86,20 +56,30 @@ except KeyboardInterrupt as interrupt:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
-def test_a_command_that_is_asked_to_end_takes_its_child_along(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("program", "number", "status"),
+    [
+        (PARENT, signal.SIGTERM, 128 + signal.SIGTERM),
+        (PARENT, signal.SIGHUP, 128 + signal.SIGHUP),
+        # Nobody asks a process to end by SIGUSR1: there it is named, as a crash is.
+        (PARENT, signal.SIGUSR1, 1),
+        (PARENT, signal.SIGKILL, -signal.SIGKILL),
+        (COMMAND, signal.SIGTERM, 128 + signal.SIGTERM),
+        (COMMAND, signal.SIGHUP, 128 + signal.SIGHUP),
+        (COMMAND, signal.SIGKILL, -signal.SIGKILL),
+    ],
+)
+def test_a_signal_reaches_the_process_which_ends_too(
+    program: str, number: signal.Signals, status: int
+) -> None:
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
     parent = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, code], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, code], stdout=subprocess.PIPE, text=True
     )
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     parent.send_signal(number)
-    assert parent.wait(10) == (-number if number is signal.SIGKILL else 128 + number)
-    end = time.monotonic() + 5
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
+    assert parent.wait(10) == status
+    assert ends(pid)
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

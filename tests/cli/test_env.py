@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,16 +17,25 @@ from accel_bridge.process import environment
 
 VARIABLES = (*environment.VARIABLES, *load_plugins().variables())
 
-
-def environment(python: Python, *words: str, **environ: str) -> dict[str, Any]:
-    done = python("-m", "accel_bridge", "env", "--json", *words, **environ)
-    assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
-    return document
+Report = Callable[..., dict[str, Any]]
 
 
-def test_what_is_in_it(python: Python) -> None:
-    found = environment(python, "--no-imports", ACCEL_BRIDGE_BACKEND="cpu")
+@pytest.fixture
+def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
+    """What `accel-bridge env --json` says without imports, with variables."""
+
+    def made(**environ: str) -> dict[str, Any]:
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        assert main(["env", "--json", "--no-imports"]) == 0
+        document: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return document
+
+    return made
+
+
+def test_what_is_in_it(report: Report) -> None:
+    found = report(ACCEL_BRIDGE_BACKEND="cpu")
     assert set(found["packages"]) == set(PACKAGES)
     assert found["packages"]["pluggy"]
     assert found["imports"] == {}
@@ -67,7 +77,8 @@ if os.environ.get('TORCH_DEVICE_BACKEND_AUTOLOAD') != '0':
 def test_a_broken_torch_is_shown_not_met(python: Python, site: Site, torch: str, said: str) -> None:
     npu = "raise ImportError('libhccl.so: cannot open shared object file')"
     site.install("torch-npu", {"torch": torch, "torch_npu": npu})
-    found = environment(python, PYTHONPATH=str(site.directory), ACCEL_BRIDGE_BACKEND="cpu")
+    environ = {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_BACKEND": "cpu"}
+    found = json.loads(python("-m", "accel_bridge", "env", "--json", **environ).stdout)
     assert said in found["imports"]["torch"]
     assert "libhccl.so" in found["imports"]["torch_npu"]
     assert found["packages"]["torch-npu"] == "1.0"
@@ -99,51 +110,48 @@ def test_a_wait_that_means_nothing(wait: str, capsys: pytest.CaptureFixture[str]
     assert "--wait" in capsys.readouterr().err
 
 
-def test_broken_plugins_and_wrong_settings_are_shown(python: Python, site: Site) -> None:
+def test_broken_plugins_and_wrong_settings_are_shown(
+    report: Report, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
     site.install("broken-pkg", {"broken_mod": "1 / 0"}, {"broken": "broken_mod"})
-    environ = {
-        "PYTHONPATH": str(site.directory),
-        "ACCEL_BRIDGE_LOG": "loud",
-        "ACCEL_BRIDGE_STRCIT": "1",
-    }
-    found = environment(python, "--no-imports", **environ)
+    found = report(ACCEL_BRIDGE_LOG="loud", ACCEL_BRIDGE_STRCIT="1")
     assert "not understood" in found["settings"]["ACCEL_BRIDGE_LOG"]["error"]
     assert "did you mean 'ACCEL_BRIDGE_STRICT'" in found["unknown_settings"][0]
     assert "ZeroDivisionError" in str(found["hardware"]["failed_plugins"])
-    text = python("-m", "accel_bridge", "env", "--no-imports", **environ).stdout
+    assert main(["env", "--no-imports"]) == 0
+    text = capsys.readouterr().out
     assert "WRONG: ACCEL_BRIDGE_LOG='loud' is not understood" in text
     assert "warning: ACCEL_BRIDGE_STRCIT" in text
 
 
-def test_variables_of_plugins_are_shown_and_known(python: Python, site: Site) -> None:
+def test_variables_of_plugins_are_shown_and_known(
+    report: Report, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
     site.install("toy-pkg", {"toy_mod": VARIABLE}, {"toy": "toy_mod"})
-    environ = {"PYTHONPATH": str(site.directory), "ACCEL_BRIDGE_TOY": "many"}
-    found = environment(python, "--no-imports", **environ)
+    found = report(ACCEL_BRIDGE_TOY="many")
     assert (
         "'many' is not understood: it takes a number"
         in found["settings"]["ACCEL_BRIDGE_TOY"]["error"]
     )
     assert found["unknown_settings"] == []
-    found = environment(python, "--no-imports", **environ | {"ACCEL_BRIDGE_TOYS": "1"})
+    found = report(ACCEL_BRIDGE_TOYS="1")
     assert "did you mean 'ACCEL_BRIDGE_TOY'" in found["unknown_settings"][0]
-    done = python("-m", "accel_bridge", "backends", **environ)
-    assert done.returncode == 2
-    assert "ACCEL_BRIDGE_TOY='many' is not understood" in done.stderr
+    assert main(["backends"]) == 2
+    assert "ACCEL_BRIDGE_TOY='many' is not understood" in capsys.readouterr().err
 
 
-def test_a_backend_that_cannot_be_had_is_part_of_the_report(python: Python) -> None:
-    found = environment(python, "--no-imports", ACCEL_BRIDGE_BACKEND="nonsense")
+def test_a_backend_that_cannot_be_had_is_part_of_the_report(report: Report) -> None:
+    found = report(ACCEL_BRIDGE_BACKEND="nonsense")
     assert found["hardware"]["chosen"] is None
     assert "there is no backend 'nonsense'" in found["hardware"]["error"]
 
 
-def test_a_backend_whose_versions_raise(python: Python, site: Site) -> None:
+def test_a_backend_whose_versions_raise(report: Report, site: Site) -> None:
     source = backend_source("toy").replace(
         "    def device", "    def versions(self):\n        raise OSError('x')\n\n    def device"
     )
     site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod"})
-    found = environment(python, "--no-imports", PYTHONPATH=str(site.directory))
-    assert found["hardware"]["versions"]["toy"] == {"error": "OSError: x"}
+    assert report()["hardware"]["versions"]["toy"] == {"error": "OSError: x"}
 
 
 def test_variables_of_others_without_secrets() -> None:

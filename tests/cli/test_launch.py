@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import alive, ends, until
 
 from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.bridge import activation
@@ -22,55 +23,40 @@ from accel_bridge.process.ranks import LAUNCHER, check_variables
 from accel_bridge.run import _check_module
 from accel_bridge.run import main as run_main
 
-BAD_COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
+COUNTS = ["0", "-1", "two", "1.5", "", "99999999999999999999", "9" * 5000, "\u0663", "1e3"]
+NO_SUCH_NODE = "is not below --nnodes"  # it would wait for ever
+REFUSED = [
+    *((["--nproc-per-node", count], "--nproc-per-node") for count in COUNTS),
+    (["--nnodes", "x"], "--nnodes"),
+    (["--node-rank=-1"], "--node-rank"),
+    (["--master-port", "http"], "--master-port"),
+    (["--max-restarts=-2"], "--max-restarts"),
+    (["--node-rank", "1"], NO_SUCH_NODE),
+    (["--nnodes", "2", "--node-rank", "2"], NO_SUCH_NODE),
+    (["--nnodes", "1:4", "--node-rank", "04", "--rdzv-backend", "c10d"], NO_SUCH_NODE),
+    (["--nnodes", "2", "--node-rank", "9" * 5000], NO_SUCH_NODE),
+    (["--nnodes", "1:4"], "needs a rendezvous"),
+]
 
 
-@pytest.mark.parametrize("count", BAD_COUNTS, ids=lambda text: text[:22] or "empty")
-def test_a_count_of_processes_that_is_none(count: str) -> None:
-    with pytest.raises(BridgeError, match="--nproc-per-node") as caught:
-        training_command([f"--nproc-per-node={count}", "--lr", "1"])
-    assert len(str(caught.value)) < 6000
-
-
-@pytest.mark.parametrize(
-    ("option", "value"),
-    [("--nnodes", "x"), ("--node-rank", "-1"), ("--master-port", "http"), ("--max-restarts", "-2")],
-)
-def test_other_options_that_count(option: str, value: str) -> None:
-    with pytest.raises(BridgeError, match=option):
-        training_command([f"{option}={value}", "--lr", "1"])
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--node-rank", "1"],
-        ["--nnodes", "2", "--node-rank", "2"],
-        ["--nnodes", "1:4", "--node-rank", "04", "--rdzv-backend", "c10d"],
-        ["--nnodes", "2", "--node-rank", "9" * 5000],
-    ],
-    ids=lambda words: " ".join(words)[:40],
-)
-def test_a_node_that_there_is_not(words: list[str]) -> None:
-    """It would wait for ever."""
-    with pytest.raises(BridgeError, match="is not below --nnodes") as caught:
+@pytest.mark.parametrize(("words", "said"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_no_launcher_can_start(words: list[str], said: str) -> None:
+    with pytest.raises(BridgeError, match=said) as caught:
         training_command([*words, "--lr", "1"])
     assert len(str(caught.value)) < 6000
 
 
-def test_nodes_that_come_and_go_need_a_rendezvous() -> None:
-    with pytest.raises(BridgeError, match="needs a rendezvous"):
-        training_command(["--nnodes", "1:4", "--lr", "1"])
+def test_nodes_that_come_and_go_meet_at_a_rendezvous() -> None:
     rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "host:1"]
     assert "1:4" in training_command(["--nnodes", "1:4", *rendezvous, "--lr", "1"])
     assert "2:2" in training_command(["--nnodes", "2:2", "--node-rank", "1", "--lr", "1"])
 
 
-def test_no_arguments_at_all() -> None:
-    for words in ([], ["--"], ["--nproc-per-node", "1"]):
-        with pytest.raises(BridgeError, match="nothing says what to train") as caught:
-            training_command(words)
-        assert "accel-bridge demo" in caught.value.next
+@pytest.mark.parametrize("words", [[], ["--"], ["--nproc-per-node", "1"]])
+def test_no_arguments_at_all(words: list[str]) -> None:
+    with pytest.raises(BridgeError, match="nothing says what to train") as caught:
+        training_command(words)
+    assert "accel-bridge demo" in caught.value.next
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "json.no_such", "no.such", "..x", "", "json."])
@@ -130,53 +116,6 @@ def test_an_error_keeps_its_explanation() -> None:
     assert explanation(told) is told
 
 
-#: A launcher that starts one rank and is killed; the rank writes its pid and sleeps.
-LAUNCH = """
-import os, subprocess, sys
-env = dict(os.environ, TORCHELASTIC_RUN_ID="x", {extra})
-subprocess.run([sys.executable, "-c", {rank!r}], env=env)
-"""
-RANK = """
-import os, pathlib, time
-from accel_bridge.process.ranks import die_with_launcher
-{before}
-die_with_launcher()
-pathlib.Path({file!r}).write_text(str(os.getpid()))
-time.sleep(60)
-"""
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (ProcessLookupError, FileNotFoundError):
-        return False
-    return state != "Z"
-
-
-def _wait(condition: object, seconds: float = 20) -> bool:
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.05)
-    return False
-
-
-def test_a_rank_ends_with_its_launcher(tmp_path: Path) -> None:
-    file = tmp_path / "pid"
-    rank = RANK.format(before="", file=str(file))
-    code = LAUNCH.format(extra="", rank=rank)
-    launcher = subprocess.Popen([sys.executable, "-c", code])
-    assert _wait(lambda: file.exists() and file.read_text())
-    pid = int(file.read_text())
-    assert _alive(pid)
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    assert _wait(lambda: not _alive(pid), 5)
-
-
 #: Rank 1 dies in the first attempt; in the second the ranks meet again.
 RESTARTED = """
 import os, signal
@@ -191,6 +130,65 @@ os.write(1, f"attempt {attempt}: {total.item()}\\n".encode())
 dist.barrier()
 dist.destroy_process_group()
 """
+
+
+#: The rank writes its pid and sleeps.
+RANK = """
+import os, pathlib, time
+from accel_bridge.process.ranks import die_with_launcher
+die_with_launcher()
+pathlib.Path({file!r}).write_text(str(os.getpid()))
+time.sleep(60)
+"""
+#: A launcher that starts one rank.
+LAUNCHER_OF_ONE = """
+import os, subprocess, sys
+subprocess.run([sys.executable, "-c", {rank!r}], env=dict(os.environ, TORCHELASTIC_RUN_ID="x"))
+"""
+#: A rank that spawns a helper.
+SPAWNING = """
+import multiprocessing, os, pathlib, time
+from accel_bridge.process.ranks import end_with_parent
+{in_main}
+def child(file):
+    {in_child}
+    pathlib.Path(file).write_text(str(os.getpid()))
+    time.sleep(60)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child, args=({file!r},))
+    process.start()
+    process.join()
+"""
+
+
+@pytest.mark.parametrize("program", ["launcher", "main", "child"])
+def test_a_child_ends_with_who_started_it(program: str, tmp_path: Path) -> None:
+    """The main module is where `import accel_bridge.auto` says so."""
+    file, script = tmp_path / "pid", tmp_path / "script.py"
+    calls = {f"in_{place}": "end_with_parent()" * (place == program) for place in ("main", "child")}
+    code = SPAWNING.format(file=str(file), **{k: call or "pass" for k, call in calls.items()})
+    if program == "launcher":
+        code = LAUNCHER_OF_ONE.format(rank=RANK.format(file=str(file)))
+    script.write_text(code)
+    parent = subprocess.Popen([sys.executable, str(script)])
+    assert until(lambda: file.exists() and file.read_text())
+    pid = int(file.read_text())
+    assert alive(pid)
+    parent.kill()
+    parent.wait()
+    assert ends(pid)
+
+
+def test_a_launcher_that_died_before_the_rank_asked(tmp_path: Path) -> None:
+    """The rank ends by itself: the kernel's signal is for parents that die later."""
+    file = tmp_path / "pid"
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    env = {**os.environ, "TORCHELASTIC_RUN_ID": "x", LAUNCHER: str(gone.pid)}
+    code = RANK.format(file=str(file))
+    done = subprocess.run([sys.executable, "-c", code], env=env, timeout=30, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not file.exists()
 
 
 def test_restarted_ranks_meet_again(tmp_path: Path, warm: str) -> None:
@@ -242,18 +240,6 @@ def test_a_stopped_rank_is_named_and_does_not_hold_the_end_up(tmp_path: Path) ->
     assert seconds < 20
 
 
-def test_a_launcher_that_died_before_the_rank_asked(tmp_path: Path) -> None:
-    """The rank ends by itself: the kernel's signal is for parents that die later."""
-    file = tmp_path / "pid"
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    code = RANK.format(before="", file=str(file))
-    env = {**os.environ, "TORCHELASTIC_RUN_ID": "x", LAUNCHER: str(gone.pid)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, timeout=30, check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert not file.exists()
-
-
 def test_more_processes_than_cores_are_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -263,35 +249,6 @@ def test_more_processes_than_cores_are_told(
         monkeypatch.setenv("LOCAL_WORLD_SIZE", count)
         activation._check_processes(selection)
         assert ("4000 processes share" in capsys.readouterr().err) == told
-
-
-SPAWNING = """
-import multiprocessing, os, pathlib, time
-from accel_bridge.process.ranks import end_with_parent
-{in_main}
-def child(file):
-    {in_child}
-    pathlib.Path(file).write_text(str(os.getpid()))
-    time.sleep(60)
-if __name__ == "__main__":
-    process = multiprocessing.get_context("spawn").Process(target=child, args=({file!r},))
-    process.start()
-    process.join()
-"""
-
-
-@pytest.mark.parametrize("places", [("end_with_parent()", "pass"), ("", "end_with_parent()")])
-def test_a_spawned_helper_ends_with_its_rank(places: tuple[str, str], tmp_path: Path) -> None:
-    """The main module is where `import accel_bridge.auto` calls it."""
-    file, script = tmp_path / "pid", tmp_path / "script.py"
-    script.write_text(SPAWNING.format(file=str(file), in_main=places[0], in_child=places[1]))
-    rank = subprocess.Popen([sys.executable, str(script)])
-    assert _wait(lambda: file.exists() and file.read_text())
-    pid = int(file.read_text())
-    assert _alive(pid)
-    rank.send_signal(signal.SIGKILL)
-    rank.wait()
-    assert _wait(lambda: not _alive(pid), 5)
 
 
 def test_a_script_whose_name_no_file_can_have(capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,6 @@ def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the lock, and its child."""
     words = [sys.executable, "-c", OWNER, str(path)]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "taken\n"
         yield process

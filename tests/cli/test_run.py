@@ -184,23 +184,21 @@ def test_an_interpreter_without_accel_bridge_says_so(tmp_path: Path) -> None:
     assert "the bridge was not needed" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("start", "why"),
-    [
-        (["-I"], "it was started with -I, which ignores PYTHONPATH"),
-        (["-W", "ignore", "-sS"], "it was started with -S, which leaves out sitecustomize"),
-        (None, "what started it had cleared PYTHONPATH"),
-    ],
-)
-def test_a_process_that_the_hook_cannot_reach_gets_a_line(
-    tmp_path: Path, start: list[str] | None, why: str
-) -> None:
+def test_processes_that_the_hook_cannot_reach_get_a_line(tmp_path: Path) -> None:
     (tmp_path / "libtorch_cpu.so").write_bytes(b"x" * 4096)
-    python = [sys.executable, *(start or [])]
-    clear = [] if start else ["env", "-u", "PYTHONPATH"]
-    done = run("--", *clear, *python, "-c", LIKE_TORCH, tmp_path)
-    assert done.stderr.count("uses PyTorch without the bridge") == 1, done.stderr
-    assert why in done.stderr
+    (tmp_path / "like_torch.py").write_text(LIKE_TORCH)
+    program = f"{tmp_path}/like_torch.py {tmp_path}"
+    starts = (f"{sys.executable} -I", f"{sys.executable} -W ignore -sS")
+    cleared = f"env -u PYTHONPATH {sys.executable}"
+    line = " & ".join(f"{start} {program}" for start in (*starts, cleared))
+    done = run("--", "bash", "-c", f"{line} & wait")
+    assert done.stderr.count("uses PyTorch without the bridge") == 3, done.stderr
+    for why in (
+        "it was started with -I, which ignores PYTHONPATH",
+        "it was started with -S, which leaves out sitecustomize",
+        "what started it had cleared PYTHONPATH",
+    ):
+        assert why in done.stderr
 
 
 def test_the_command_takes_this_place(tmp_path: Path) -> None:
@@ -257,80 +255,76 @@ print("without the bridge")
     assert done.stderr.count("accel-bridge: error:") == 1, done.stderr
 
 
-class TestWhatCannotBeStarted:
-    def check(self, done: subprocess.CompletedProcess[str], status: int, *texts: str) -> None:
-        assert done.returncode == status, done.stderr
-        for text in ("accel-bridge: error:", "evidence:", "next:", *texts):
-            assert text in done.stderr
+#: Words below `accel-bridge run`, its exit status, and what it says.
+NOT_STARTED: list[tuple[list[str], int, list[str]]] = [
+    (["nowhere"], 127, ["There is no command or script 'nowhere'", "looked in"]),
+    (["--", "./nowhere"], 127, ["There is no command or script './nowhere'"]),
+    (["nothing_here.py"], 2, ["there is no script 'nothing_here.py'"]),
+    (["plain.sh", "--lr", "1"], 126, ["is not executable", "run -- bash plain.sh --lr 1"]),
+    (["--", "tool.sh", "x"], 127, ["there is such a file here", "run -- ./tool.sh x"]),
+    (["./no_shebang"], 126, ["cannot be started", "run -- bash ./no_shebang"]),
+    (["./no_shell"], 126, ["the interpreter that the first line"]),
+    (["."], 126, ["is a directory"]),
+    (["--", "RANKS=2", "megatron", "sft"], 127, ["RANKS=2 accel-bridge run -- megatron sft"]),
+    (["train", "8"], 127, ["'train' is a shell function", "bash -c 'train 8'"]),
+    (
+        ["--", "train.sh --name 'a b'"],
+        127,
+        ["leave the quotes out, or", "run -- bash -c 'train.sh"],
+    ),
+    (["--", "python train.py"], 127, ["leave the quotes out"]),
+    (["--record", "--", "true"], 2, ["--record needs the name of a file"]),
+    (["--record", "thesis.txt", "--", "true"], 2, ["a file that this command did not make"]),
+]
+FUNCTION = {"BASH_FUNC_train%%": '() {  echo "$1"\n}'}
 
-    def test_nothing(self) -> None:
-        assert run().returncode == 2
-        assert run("--").returncode == 2
 
-    def test_not_found(self) -> None:
-        self.check(run("nowhere"), 127, "There is no command or script 'nowhere'", "looked in")
-        self.check(run("--", "./nowhere"), 127, "There is no command or script './nowhere'")
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A directory with scripts, of which one can be started."""
+    for name, text, mode in (
+        ("plain.sh", "echo x", 0o644),
+        ("tool.sh", "#!/bin/sh\necho $1", 0o755),
+        ("no_shebang", "echo x", 0o755),
+        ("no_shell", "#!/no/such/shell\necho x", 0o755),
+        ("thesis.txt", "years", 0o644),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+    return tmp_path
 
-    def test_a_script_that_is_not_there(self) -> None:
-        self.check(run("nothing_here.py"), 2, "there is no script 'nothing_here.py'")
 
-    def test_not_executable(self, tmp_path: Path) -> None:
-        (tmp_path / "train.sh").write_text("echo x")
-        done = run("train.sh", "--lr", "1", cwd=tmp_path)
-        self.check(done, 126, "is not executable", "accel-bridge run -- bash train.sh --lr 1")
-        assert run("--", "bash", "train.sh", cwd=tmp_path).stdout == "x\n"
+@pytest.mark.parametrize(("words", "status", "texts"), NOT_STARTED)
+def test_what_cannot_be_started(
+    files: Path, words: list[str], status: int, texts: list[str]
+) -> None:
+    done = run(*words, cwd=files, **FUNCTION)
+    assert done.returncode == status, done.stderr
+    for text in ("accel-bridge: error:", "evidence:", "next:", *texts):
+        assert text in done.stderr
+    assert "was not needed" not in done.stderr
 
-    def test_executable_here_and_not_on_the_path(self, tmp_path: Path) -> None:
-        (tmp_path / "train.sh").write_text("#!/bin/sh\necho $1")
-        (tmp_path / "train.sh").chmod(0o755)
-        done = run("--", "train.sh", "x", cwd=tmp_path)
-        self.check(done, 127, "there is such a file here", "accel-bridge run -- ./train.sh x")
-        assert run("--", "./train.sh", "x", cwd=tmp_path).stdout == "x\n"
 
-    def test_executable_and_no_program(self, tmp_path: Path) -> None:
-        script = tmp_path / "train"
-        script.write_text("echo x")
-        script.chmod(0o755)
-        self.check(run("./train", cwd=tmp_path), 126, "cannot be started", "run -- bash ./train")
-        script.write_text("#!/no/such/shell\necho x")
-        done = run("./train", cwd=tmp_path)
-        self.check(done, 126, "the interpreter that the first line")
-        assert "was not needed" not in done.stderr
+@pytest.mark.parametrize("words", ["bash plain.sh", "./tool.sh x"])
+def test_what_can(files: Path, words: str) -> None:
+    assert run("--", *words.split(), cwd=files).stdout == "x\n"
 
-    def test_a_directory(self, tmp_path: Path) -> None:
-        self.check(run(tmp_path), 126, "is a directory")
 
-    def test_an_assignment(self) -> None:
-        done = run("--", "NPROC_PER_NODE=2", "megatron", "sft")
-        self.check(done, 127, "NPROC_PER_NODE=2 accel-bridge run -- megatron sft")
+def test_nothing_at_all() -> None:
+    assert [run().returncode, run("--").returncode] == [2, 2]
 
-    def test_a_shell_function(self) -> None:
-        done = run("train", "8", **{"BASH_FUNC_train%%": "() {  echo hi\n}"})
-        self.check(done, 127, "'train' is a shell function", "bash -c 'train 8'")
 
-    def test_a_line_in_quotes(self) -> None:
-        done = run("--", "train.sh --name 'a b'")
-        self.check(done, 127, "leave the quotes out, or accel-bridge run -- bash -c 'train.sh")
-        self.check(run("--", "python train.py"), 127, "leave the quotes out")
+def test_the_advice_can_be_pasted() -> None:
+    done = run("train", "a b", **FUNCTION)
+    advice = done.stderr.split("next:")[1].strip().removeprefix("accel-bridge run -- ")
+    code = 'train() { echo "$1"; }; export -f train; ' + advice
+    assert subprocess.run(["bash", "-c", code], capture_output=True).stdout == b"a b\n"
 
-    def test_the_advice_can_be_pasted(self) -> None:
-        done = run("train", "a b", **{"BASH_FUNC_train%%": '() {  echo "$1"\n}'})
-        advice = done.stderr.split("next:")[1].strip().removeprefix("accel-bridge run -- ")
-        code = 'train() { echo "$1"; }; export -f train; ' + advice
-        assert subprocess.run(["bash", "-c", code], capture_output=True).stdout == b"a b\n"
 
-    def test_record_without_a_file(self) -> None:
-        self.check(run("--record", "--", "true"), 2, "--record needs the name of a file")
-
-    def test_record_over_somebody_elses_file(self, tmp_path: Path) -> None:
-        (tmp_path / "thesis.txt").write_text("years")
-        done = run("--record", tmp_path / "thesis.txt", "--", "true")
-        self.check(done, 2, "would write over a file that this command did not make")
-
-    def test_a_recording_that_never_came(self, tmp_path: Path) -> None:
-        done = run(f"--record={tmp_path}/a.rec", "--", "true")
-        assert done.returncode == 0
-        assert "nothing was recorded" in done.stderr
+def test_a_recording_that_never_came(tmp_path: Path) -> None:
+    done = run(f"--record={tmp_path}/a.rec", "--", "true")
+    assert done.returncode == 0
+    assert "nothing was recorded" in done.stderr
 
 
 @pytest.mark.parametrize("as_module", [False, True])

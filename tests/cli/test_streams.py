@@ -134,7 +134,6 @@ def _interrupted(words: list[str], site: Site, sign: str, status: int) -> None:
         text=True,
         env={**os.environ, "PYTHONPATH": str(site.directory)},
     )
-    assert child.stderr is not None
     said = ""
     while sign not in said:
         line = child.stderr.readline()

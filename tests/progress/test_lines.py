@@ -53,7 +53,6 @@ BERT = OLD.replace("lm loss: 8.349537E+00", "lm loss: 8.349537E+00 | sop loss: 6
 )
 def test_every_form_says_the_same(line: str) -> None:
     found = LogReader().read(line)
-    assert found is not None
     assert (found.number, found.of) == (12, 100)
     assert found.loss == pytest.approx(8.349537)
     assert found.seconds == pytest.approx(0.25)
@@ -62,11 +61,9 @@ def test_every_form_says_the_same(line: str) -> None:
 def test_throughput_and_memory_by_their_names() -> None:
     for line in (OLD, MINDSPEED):
         found = LogReader().read(line)
-        assert found is not None
         assert found.tflops == 41.5
     for line in (FSDP2, SWIFT):
         found = LogReader().read(line)
-        assert found is not None
         assert found.memory == 20.9
 
 
@@ -97,8 +94,6 @@ def test_a_loss_that_is_not_there_is_no_number() -> None:
         .replace("8.349537E+00", "0.000000E+00")
         .replace("skipped iterations:   0", "skipped iterations:   1")
     )
-    assert left_out is not None
-    assert skipped is not None
     assert math.isnan(left_out.loss)
     assert math.isnan(skipped.loss)
 
@@ -116,9 +111,7 @@ def test_our_own_line_adds_to_the_iteration_before() -> None:
     reader = LogReader()
     reader.read(OLD.replace(" throughput per GPU (TFLOP/s/GPU): 41.5 |", ""))
     found = reader.read(facts_line(12, 100, 10.0, 60.5, 79.1))
-    assert found is not None
     assert (found.tflops, found.memory) == (40.0, 60.5)
     assert found.loss == pytest.approx(8.349537)
     other = reader.read(facts_line(13, 100, 10.0, 60.5, 79.1))
-    assert other is not None
     assert math.isnan(other.loss)

@@ -6,10 +6,10 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import ends
 from rich.console import Console
 
 from accel_bridge.process import progress
@@ -95,11 +95,7 @@ def test_the_command_ends_with_who_watches_it(tmp_path: Path) -> None:
     code = f"import os; print('validation loss at pid', os.getpid(), flush=True)\n{WAITING}"
     shown = terminal.run(watch(code), tmp_path, until="ready", number=signal.SIGKILL)
     found = re.search(r"at pid (\d+)", shown.text)
-    assert found is not None
-    end = time.monotonic() + 5
-    while Path(f"/proc/{found[1]}").exists() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not Path(f"/proc/{found[1]}").exists()
+    assert ends(int(found[1]))
 
 
 def test_run_takes_the_flag(tmp_path: Path) -> None:
