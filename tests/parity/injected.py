@@ -19,41 +19,16 @@ LAYER = 3
 
 EXTENSIONS = "megatron.core.extensions.transformer_engine"
 ATTENTION = f"{EXTENSIONS}:TEDotProductAttention.forward"
-ATTENTION_PARAMETERS = (
-    "self",
-    "query",
-    "key",
-    "value",
-    "attention_mask",
-    "attn_mask_type",
-    "attention_bias",
-    "packed_seq_params",
-    "num_splits",
-)
-
-
-ROTARY_PARAMETERS = ("t", "freqs", "transpose_output_memory", "interleaved")
 
 
 def wrong_scale(context: PatchContext) -> Any:
     """The scores of one layer are 10% too large."""
     attend = context.original
 
-    def forward(
-        self: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any,
-        attn_mask_type: Any = None,
-        attention_bias: Any = None,
-        packed_seq_params: Any = None,
-        num_splits: Any = None,
-    ) -> Any:
+    def forward(self: Any, query: Any, *rest: Any, **named: Any) -> Any:
         if self.layer_number == LAYER:
             query = query * 1.1
-        rest = (attention_mask, attn_mask_type, attention_bias, packed_seq_params)
-        return attend(self, query, key, value, *rest)
+        return attend(self, query, *rest, **named)
 
     return forward
 
@@ -62,19 +37,8 @@ def transposed_layout(context: PatchContext) -> Any:
     """The heads of one layer's result are written as [.., d, n] and read as [.., n, d]."""
     attend = context.original
 
-    def forward(
-        self: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any,
-        attn_mask_type: Any = None,
-        attention_bias: Any = None,
-        packed_seq_params: Any = None,
-        num_splits: Any = None,
-    ) -> Any:
-        rest = (attention_mask, attn_mask_type, attention_bias, packed_seq_params)
-        output = attend(self, query, key, value, *rest)
+    def forward(self: Any, query: Any, *rest: Any, **named: Any) -> Any:
+        output = attend(self, query, *rest, **named)
         if self.layer_number != LAYER:
             return output
         s, b, n, d = query.shape
@@ -161,35 +125,21 @@ def low_precision_sums(context: PatchContext) -> Any:
     return make_hook
 
 
-#: Name -> (target, its parameters, what is made).
-FAULTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = {
-    "wrong-scale": (ATTENTION, ATTENTION_PARAMETERS, wrong_scale),
-    "transposed-layout": (ATTENTION, ATTENTION_PARAMETERS, transposed_layout),
+#: Name -> (target, what is made).
+FAULTS: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
+    "wrong-scale": (ATTENTION, wrong_scale),
+    "transposed-layout": (ATTENTION, transposed_layout),
     "mask-off-by-one": (
         "accel_bridge.libraries.transformer_engine_torch.attention:mask_of",
-        ("causal", "window", "bottom_right"),
         mask_off_by_one,
     ),
-    "dropped-norm": (
-        f"{EXTENSIONS}:TELayerNormColumnParallelLinear.forward",
-        ("self", "x"),
-        dropped_norm,
-    ),
-    "swapped-rotary-halves": (
-        f"{EXTENSIONS}:fused_apply_rotary_pos_emb",
-        ROTARY_PARAMETERS,
-        swapped_rotary_halves,
-    ),
-    "missing-all-reduce": (
-        f"{EXTENSIONS}:TERowParallelLinear.forward",
-        ("self", "x"),
-        missing_all_reduce,
-    ),
-    "wrong-rng": (ATTENTION, ATTENTION_PARAMETERS, wrong_rng),
+    "dropped-norm": (f"{EXTENSIONS}:TELayerNormColumnParallelLinear.forward", dropped_norm),
+    "swapped-rotary-halves": (f"{EXTENSIONS}:fused_apply_rotary_pos_emb", swapped_rotary_halves),
+    "missing-all-reduce": (f"{EXTENSIONS}:TERowParallelLinear.forward", missing_all_reduce),
+    "wrong-rng": (ATTENTION, wrong_rng),
     "low-precision-sums": (
         "megatron.core.distributed.distributed_data_parallel:"
         "DistributedDataParallel._make_backward_post_hook",
-        ("self", "param"),
         low_precision_sums,
     ),
 }
@@ -198,7 +148,7 @@ FAULTS: dict[str, tuple[str, tuple[str, ...], Callable[[PatchContext], Any]]] = 
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The injected fault that the variable names."""
-    target, parameters, make = FAULTS[os.environ["INJECTED_ERROR"]]
+    target, make = FAULTS[os.environ["INJECTED_ERROR"]]
     return [
         Patch(
             id="injected",
@@ -209,7 +159,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
             upstream="tests/parity/injected.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
-            parameters=parameters,
             after=("gradient-placeholders",) if make is low_precision_sums else (),
         )
     ]

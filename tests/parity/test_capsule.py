@@ -131,8 +131,6 @@ def test_a_wrong_backward_pass_of_a_kernel_is_named(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("extra", [1.01, 1.0001])
 def test_an_operator_that_one_run_alone_has_is_named(extra: float) -> None:
     found = diverge(capsule(Layer()), capsule(Layer(extra)))
-    assert found is not None
-    assert found.b is not None
     assert (found.b.name, found.why) == ("aten.mul.Tensor", "only B runs it")
     assert as_json(capsule(Layer()), found)["operator"] == "aten.mul.Tensor"
 
@@ -151,9 +149,7 @@ def test_what_one_run_alone_does_in_place_is_named() -> None:
 
     one, other = capsule(Layer()), capsule(Counted())
     for found in (diverge(one, other), diverge(other, one)):
-        assert found is not None
         operator = found.a or found.b
-        assert operator is not None
         assert operator.name == "aten.mul_.Tensor"
         assert found.why == f"only {'A' if found.a else 'B'} runs it"
     assert diverge(other, other) is None
@@ -161,7 +157,6 @@ def test_what_one_run_alone_does_in_place_is_named() -> None:
 
 def test_other_arguments_are_named() -> None:
     found = diverge(capsule(Layer(1.01)), capsule(Layer(1.02)))
-    assert found is not None
     assert found.why == "it is called with other arguments"
 
 
@@ -171,8 +166,6 @@ def test_one_changed_bit_is_the_first_operator_that_is_not_deterministic() -> No
     changed = replace(made.values[place], digest="other")
     other = replace(made, values=(*made.values[:place], changed, *made.values[place + 1 :]))
     found = diverge(made, other, bitwise=True)
-    assert found is not None
-    assert found.a is not None
     assert found.a.name == "aten.mm.default"
     assert diverge(made, made, bitwise=True) is None
 
@@ -265,7 +258,6 @@ def test_the_first_bit_that_is_not_the_same_twice(
 
     assert first_bit(recording(), recording()) is None
     found = first_bit(recording(), recording(change))
-    assert found is not None
     assert found.place == place
     assert found.step == step
     assert found.what == f"the {kind} {name}"
@@ -284,7 +276,6 @@ def test_measured_limits_find_what_the_table_lets_pass() -> None:
     assert compare(recording(**fields), recording(change, **fields)).passed
     found = compare(base, recording(change, **fields))
     assert not found.passed
-    assert found.first is not None
     assert found.first.name == "layers.1.mlp"
     assert all(
         compare(base, recording(rounding(3e-3, seed), **fields)).passed for seed in range(2, 20)
@@ -305,7 +296,6 @@ def test_a_factor_shows_in_the_mean_where_values_are_noisy() -> None:
         precision="bfloat16",
     )
     found = compare(run, scaled).first
-    assert found is not None
     assert (found.name, found.size, found.limit) == ("layers.1.mlp", pytest.approx(0.01, 0.1), 2e-3)
 
 
@@ -319,7 +309,6 @@ def test_a_difference_that_none_before_explains_departs() -> None:
     base = replace(base, limits=moved)
     alone = recording(off("layers.1.mlp", 0.04), precision="bfloat16")
     found = compare(base, alone).first
-    assert found is not None
     assert (found.name, found.limit) == ("layers.1.mlp", 1.2e-2)
     early = off("embedding", 0.02)
     both = recording(

@@ -68,7 +68,6 @@ def test_an_injected_fault_is_caught_at_its_module(error: str, record: Record) -
     )
     found = compare(read(good), read(bad))
     assert not found.passed
-    assert found.first is not None
     assert (found.first.kind, found.first.name) == (kind, name)
     assert name in found.first.where
     expected = Kind.ACCUMULATION if error == "low-precision-sums" else Kind.DEFECT

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,9 @@ def write(tmp_path: Path) -> Iterator[Writer]:
     for loaded in list(sys.modules):
         if loaded.partition(".")[0] in made:
             del sys.modules[loaded]
+
+
+@pytest.fixture
+def a(write: Writer) -> Any:
+    """A module whose ``f(x)`` gives x back."""
+    return importlib.import_module(f"{write(a='def f(x): return x')}.a")

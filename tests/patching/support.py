@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from accel_bridge.patching import Kind, Patch, PatchContext, PatchEngine, State
@@ -72,3 +73,9 @@ def assert_same(
     assert before.keys() == after.keys()
     changed = [k for k in before if k[1] not in ignored and before[k] is not after[k]]
     assert changed == []
+
+
+def wrap_f(module: ModuleType | str, **options: Any) -> PatchEngine:
+    """An engine with one patch: what the module's ``f(x)`` gives is tagged ``w``."""
+    name = module if isinstance(module, str) else module.__name__
+    return engine(make_patch(f"{name}:f", tag("w"), ("x",)), **options)

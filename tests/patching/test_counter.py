@@ -18,7 +18,7 @@ import pytest
 from accel_bridge.patching import Kind, PatchContext, State
 
 from .conftest import Writer
-from .support import engine, make_patch, states, tag
+from .support import engine, make_patch, states, tag, wrap_f
 
 
 def public(x: int, y: int = 5, *, z: int = 0) -> int:
@@ -102,12 +102,12 @@ def test_whoever_holds_a_public_replacement_keeps_it_after_the_undo(write: Write
     assert a.f(1) == 1
 
 
-def test_other_callables_can_replace_functions(write: Writer) -> None:
-    name = write(a="def f(x): return x")
-    a = importlib.import_module(f"{name}.a")
+def test_other_callables_can_replace_functions(a: Any) -> None:
     original = a.f
     partial = functools.partial(lambda y, x: (y, x), 7)
-    with engine(make_patch(f"{name}.a:f", replace(partial), ("x",), kind=Kind.REPLACE)) as active:
+    with engine(
+        make_patch(f"{a.__name__}:f", replace(partial), ("x",), kind=Kind.REPLACE)
+    ) as active:
         assert a.f(x=1) == (7, 1)
         assert states(active) == {"p": State.REACHED}
     assert a.f is original
@@ -158,20 +158,16 @@ def test_coroutines_generators_and_managers_stay_what_they_are(write: Writer) ->
         assert set(states(active).values()) == {State.REACHED}
 
 
-def test_forked_workers_call_a_patched_function_sent_to_them(write: Writer) -> None:
-    name = write(a="def f(x): return x")
-    a = importlib.import_module(f"{name}.a")
-    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",))) as active:
+def test_forked_workers_call_a_patched_function_sent_to_them(a: Any) -> None:
+    with wrap_f(a) as active:
         with multiprocessing.get_context("fork").Pool(1) as pool:
             assert pool.map(a.f, [1, 2]) == [("w", 1), ("w", 2)]
         assert states(active) == {"p": State.APPLIED}  # the parent called nothing
 
 
-def test_a_call_does_not_wait_for_the_lock(write: Writer) -> None:
+def test_a_call_does_not_wait_for_the_lock(a: Any) -> None:
     """Nor for one that was held by a thread that does not exist after a fork."""
-    name = write(a="def f(x): return x")
-    a = importlib.import_module(f"{name}.a")
-    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",))) as active:
+    with wrap_f(a) as active:
         held, done = threading.Event(), threading.Event()
 
         def hold() -> None:
@@ -188,9 +184,7 @@ def test_a_call_does_not_wait_for_the_lock(write: Writer) -> None:
         assert states(active) == {"p": State.REACHED}
 
 
-def test_many_threads_make_the_first_call(write: Writer) -> None:
-    name = write(a="def f(x): return x")
-    a = importlib.import_module(f"{name}.a")
+def test_many_threads_make_the_first_call(a: Any) -> None:
     original = a.f
     start = threading.Barrier(8)
     results: list[object] = []
@@ -199,7 +193,7 @@ def test_many_threads_make_the_first_call(write: Writer) -> None:
         start.wait()
         results.extend(a.f(1) for _ in range(50))
 
-    with engine(make_patch(f"{name}.a:f", tag("w"), ("x",))) as active:
+    with wrap_f(a) as active:
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
             thread.start()

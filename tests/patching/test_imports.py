@@ -18,19 +18,15 @@ from zipfile import ZipFile
 
 import pytest
 
-from accel_bridge.patching import PatchContext, PatchEngine, State
+from accel_bridge.patching import PatchContext, State
 
 from .conftest import Writer
-from .support import engine, make_patch, states, tag
-
-
-def wrap_f(name: str, **more: Any) -> PatchEngine:
-    return engine(make_patch(f"{name}.a:f", tag("w"), ("x",)), **more)
+from .support import engine, make_patch, states, tag, wrap_f
 
 
 def test_names_are_patched_before_they_are_copied(write: Writer) -> None:
     name = write("from .a import f\nTABLE = {'f': f}", a="def f(x): return x")
-    with wrap_f(name) as active:
+    with wrap_f(f"{name}.a") as active:
         package = importlib.import_module(name)
         assert package.f(1) == ("w", 1)
         assert package.TABLE["f"](1) == ("w", 1)
@@ -39,10 +35,9 @@ def test_names_are_patched_before_they_are_copied(write: Writer) -> None:
 
 def test_a_loaded_module_looks_untouched(write: Writer) -> None:
     name = write(a="def f(x): return x", data="")
-    with wrap_f(name):
+    with wrap_f(f"{name}.a"):
         a = importlib.import_module(f"{name}.a")
         spec = a.__spec__
-        assert spec is not None
         assert type(spec.loader) is SourceFileLoader
         assert type(a.__loader__) is SourceFileLoader
         assert inspect.getsource(a).strip() == "def f(x): return x"
@@ -52,9 +47,8 @@ def test_a_loaded_module_looks_untouched(write: Writer) -> None:
 
 def test_a_spec_that_is_only_looked_at_still_works(write: Writer) -> None:
     name = write(a="def f(x): return x")
-    with wrap_f(name):
+    with wrap_f(f"{name}.a"):
         spec = importlib.util.find_spec(f"{name}.a")
-        assert spec is not None
         assert spec.loader is not None
         loader: Any = spec.loader
         assert loader.get_source(f"{name}.a") == "def f(x): return x"
@@ -131,7 +125,7 @@ def test_an_import_that_fails_is_forgotten(write: Writer) -> None:
         hook="",
     )
     hook: Any = importlib.import_module(f"{name}.hook")
-    active = wrap_f(name)
+    active = wrap_f(f"{name}.a")
     hook.activate = active.activate
     with pytest.raises(ValueError, match="injected"):
         importlib.import_module(f"{name}.a")
@@ -141,7 +135,7 @@ def test_an_import_that_fails_is_forgotten(write: Writer) -> None:
 
 def test_reload_is_patched_again(write: Writer) -> None:
     name = write(a="def f(x): return x", b="from .a import f as g")
-    with wrap_f(name) as active:
+    with wrap_f(f"{name}.a") as active:
         b = importlib.import_module(f"{name}.b")
         a = importlib.import_module(f"{name}.a")
         assert b.g(1) == ("w", 1)
@@ -155,7 +149,7 @@ def test_reload_is_patched_again(write: Writer) -> None:
 
 def test_a_module_that_is_forgotten_and_imported_anew(write: Writer) -> None:
     name = write(a="def f(x): return x")
-    with wrap_f(name):
+    with wrap_f(f"{name}.a"):
         old = importlib.import_module(f"{name}.a")
         del sys.modules[f"{name}.a"]
         new = importlib.import_module(f"{name}.a")
@@ -167,7 +161,7 @@ def test_a_module_that_is_forgotten_and_imported_anew(write: Writer) -> None:
 def test_runpy_runs_the_plain_module(write: Writer, capsys: pytest.CaptureFixture[str]) -> None:
     """A module that is run is not the module that others import; it is left alone."""
     name = write(a="def f(x): return x\nif __name__ == '__main__': print(f(1))")
-    with wrap_f(name):
+    with wrap_f(f"{name}.a"):
         assert runpy.run_module(f"{name}.a", run_name="__main__")["f"](1) == 1
         assert runpy.run_module(f"{name}.a", alter_sys=True)["f"](1) == 1
         assert importlib.import_module(f"{name}.a").f(1) == ("w", 1)
@@ -200,9 +194,8 @@ def test_make_may_import_what_is_being_patched(write: Writer) -> None:
 
 def test_a_lazily_loaded_target(write: Writer) -> None:
     name = write(a="def f(x): return x")
-    with wrap_f(name):
+    with wrap_f(f"{name}.a"):
         spec = importlib.util.find_spec(f"{name}.a")
-        assert spec is not None
         assert spec.loader is not None
         loader = importlib.util.LazyLoader(spec.loader)
         spec.loader = loader
@@ -262,7 +255,7 @@ def test_another_hook_that_searches_through_us(write: Writer) -> None:
                 self.busy = False
 
     for position in (0, 1):
-        with wrap_f(name):
+        with wrap_f(f"{name}.a"):
             outer = Outer()
             sys.meta_path.insert(position, outer)  # type: ignore[arg-type]
             a = importlib.import_module(f"{name}.a")
@@ -275,7 +268,7 @@ def test_another_hook_that_searches_through_us(write: Writer) -> None:
 def test_deactivation_in_the_middle_of_an_import(write: Writer) -> None:
     name = write(a="def f(x): return x\nimport sys\nsys.modules['PKG.hook'].deactivate()", hook="")
     hook: Any = importlib.import_module(f"{name}.hook")
-    active = wrap_f(name)
+    active = wrap_f(f"{name}.a")
     hook.deactivate = active.deactivate
     active.activate()
     assert importlib.import_module(f"{name}.a").f(1) == 1
@@ -312,7 +305,7 @@ def test_activation_while_another_thread_imports(write: Writer) -> None:
     thread = threading.Thread(target=importlib.import_module, args=(f"{name}.a",))
     thread.start()
     assert hook.begun.wait(30)
-    with wrap_f(name) as active:
+    with wrap_f(f"{name}.a") as active:
         assert states(active) == {"p": State.REGISTERED}
         hook.go.set()
         thread.join(30)

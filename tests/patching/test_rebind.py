@@ -51,8 +51,6 @@ def test_lazy_modules_stay_asleep_and_oddities_do_no_harm(
     name = write(a="def f(): ...", sleeping="raise RuntimeError('woken')")
     a = importlib.import_module(f"{name}.a")
     spec = importlib.util.find_spec(f"{name}.sleeping")
-    assert spec is not None
-    assert spec.loader is not None
     spec.loader = importlib.util.LazyLoader(spec.loader)
     lazy = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, lazy)

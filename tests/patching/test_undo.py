@@ -12,7 +12,7 @@ import pytest
 from accel_bridge.patching import Kind, PatchContext, State
 
 from .conftest import Writer
-from .support import assert_same, engine, make_patch, snapshot, states, tag
+from .support import assert_same, engine, make_patch, snapshot, states, tag, wrap_f
 
 
 def foreign(function: Any) -> Any:
@@ -47,12 +47,10 @@ class TestSomebodyElseOnTop:
         assert status.state is State.REVERTED
         assert "which stays" in status.reason
 
-    def test_activating_again_patches_once_and_on_top(self, write: Writer) -> None:
-        name = write(a="def f(x): return x")
-        a = importlib.import_module(f"{name}.a")
-        before = snapshot(name)
+    def test_activating_again_patches_once_and_on_top(self, a: Any) -> None:
+        before = snapshot(a.__package__)
         original = a.f
-        active = engine(make_patch(f"{name}.a:f", tag("w"), ("x",)), warn=lambda line: None)
+        active = wrap_f(a, warn=lambda line: None)
         active.activate()
         theirs = a.f = foreign(a.f)
         active.deactivate()
@@ -66,13 +64,11 @@ class TestSomebodyElseOnTop:
         assert states(active) == {"p": State.REACHED}
         active.deactivate()
         assert states(active) == {"p": State.REVERTED}
-        assert_same(before, snapshot(name))
+        assert_same(before, snapshot(a.__package__))
 
-    def test_a_deleted_attribute_is_somebody_elses_too(self, write: Writer) -> None:
-        name = write(a="def f(x): return x")
-        a = importlib.import_module(f"{name}.a")
+    def test_a_deleted_attribute_is_somebody_elses_too(self, a: Any) -> None:
         lines: list[str] = []
-        with engine(make_patch(f"{name}.a:f", tag("w"), ("x",)), warn=lines.append):
+        with wrap_f(a, warn=lines.append):
             del a.f
         assert not hasattr(a, "f")
         assert len(lines) == 1
@@ -104,21 +100,19 @@ def test_a_patch_that_breaks_off_leaves_nothing(
 
 
 def test_a_patch_whose_engine_is_deactivated_while_it_is_built_is_not_applied(
-    write: Writer,
+    a: Any,
 ) -> None:
-    name = write(a="def f(x): return x")
-    a = importlib.import_module(f"{name}.a")
-    before = snapshot(name)
+    before = snapshot(a.__package__)
 
     def make(context: PatchContext) -> object:
         active.deactivate()
         return tag("w")(context)
 
-    active = engine(make_patch(f"{name}.a:f", make, ("x",)))
+    active = engine(make_patch(f"{a.__name__}:f", make, ("x",)))
     active.activate()
     assert a.f(1) == 1
     assert states(active) == {"p": State.REGISTERED}
-    assert_same(before, snapshot(name))
+    assert_same(before, snapshot(a.__package__))
 
 
 def test_constructors(write: Writer) -> None:

@@ -125,9 +125,8 @@ METHODS = ("device", "environment", "kernels", "features")
 def test_a_backend_that_makes_no_sense(site: Site, method: str, answer: str) -> None:
     from accel_bridge.device import backend as made
 
-    decorator = "@property\n    " if method == "features" else ""
     source = backend_source("toy") + f"\n\ndef answer(self):\n    {answer}\n"
-    source += f"ToyBackend.{method} = {'property(answer)' if decorator else 'answer'}\n"
+    source += f"ToyBackend.{method} = {'property(answer)' if method == 'features' else 'answer'}\n"
     install(site, source)
     (toy,) = [one.item for one in load_plugins().backends() if one.item.name == "toy"]
     with pytest.raises(PluginError, match=f"backend 'toy' is broken: its {method}"):

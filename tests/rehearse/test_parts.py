@@ -97,7 +97,6 @@ def test_a_compiled_function_keeps_its_arguments_and_results() -> None:
             out = function(x * 1, gate * 1, weight)
             after = mode.ledger.now - before
             out.sum().backward()
-            assert x.grad is not None
             assert x.grad.shape == x.shape
             del out
             return after, mode.ledger.now - before
