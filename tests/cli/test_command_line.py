@@ -6,7 +6,6 @@ import contextlib
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from plugin_site import Python, Site
@@ -194,20 +193,11 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 @pytest.mark.parametrize("command", ["plugins", "backends", "env"])
 def test_json_is_one_document_even_when_a_plugin_prints(
-    command: str, tmp_path: Path, python: Python
+    command: str, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "loud_mod.py").write_text(
-        "print('I am loud')\n"
-        "from accel_bridge.plugin import hookimpl\n"
-        "@hookimpl\n"
-        "def accel_bridge_backends():\n"
-        "    print('LOUD')\n"
-        "    return []\n"
-    )
-    words = [command, "--json"] + (["--no-imports"] if command == "env" else [])
-    done = python(
-        "-m", "accel_bridge", *words, PYTHONPATH=str(tmp_path), ACCEL_BRIDGE_PLUGINS="loud_mod"
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)
-    assert "LOUD" in done.stderr
+    loud = f"print('I am loud')\n{HOOK}accel_bridge_backends():\n    print('LOUD')\n    return []\n"
+    site.install("loud-pkg", {"loud_mod": loud}, {"loud": "loud_mod"})
+    assert main([command, "--json", *["--no-imports"] * (command == "env")]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)
+    assert "LOUD" in said.err

@@ -55,15 +55,6 @@ def test_compare_writes_over_nothing(
     assert before == {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
 
 
-@pytest.mark.slow
-def test_compare_writes_over_its_own(files: tuple[str, str], tmp_path: Path) -> None:
-    words = [*files, "--png", str(tmp_path / "x.png"), "--html", str(tmp_path / "x.html")]
-    assert main(["parity", "compare", *words]) == 0
-    assert main(["parity", "compare", *words]) == 0
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"a.rec", "b.rec", "x.png", "x.html"}
-
-
 def test_two_outputs_of_one_name(files: tuple[str, str], tmp_path: Path) -> None:
     out = str(tmp_path / "x")
     assert main(["parity", "compare", *files, "--png", out, "--html", out]) == 2

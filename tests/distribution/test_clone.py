@@ -27,15 +27,25 @@ def in_directory(directory: Path, *words: str | Path) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("program", [["bin/accel-bridge"], ["bin/python", "-m", "accel_bridge"]])
-def test_its_plugins_are_found(installed: Path, sources: Path, program: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("program", "in_clone"),
+    [
+        (["bin/accel-bridge"], False),
+        pytest.param(["bin/accel-bridge"], True, marks=pytest.mark.slow),
+        pytest.param(["bin/python", "-m", "accel_bridge"], True, marks=pytest.mark.slow),
+    ],
+)
+def test_its_plugins_are_found(
+    installed: Path, sources: Path, tmp_path: Path, program: list[str], in_clone: bool
+) -> None:
     first, *rest = program
-    done = in_directory(sources, installed / first, *rest, "plugins", "--json")
+    directory = sources if in_clone else tmp_path
+    done = in_directory(directory, installed / first, *rest, "plugins", "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
     assert shown["failed"] == []
-    assert {"cpu", "cuda", "ascend", "megatron"} <= {found["name"] for found in shown["loaded"]}
+    names = {"cpu", "cuda", "ascend", "apps", "megatron", "mindspeed", "pretrain"}
+    assert names <= {found["name"] for found in shown["loaded"]}
 
 
 @pytest.mark.slow

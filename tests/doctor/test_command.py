@@ -137,10 +137,16 @@ def test_what_two_checks_find_is_told_once_and_a_missing_package_is_a_finding() 
         ([BROKEN], 0, "warning"),
     ],
 )
-def test_status(wanted: list[Check], status: int, verdict: str) -> None:
+def test_status_and_what_is_shown(
+    wanted: list[Check], status: int, verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = results(*wanted)
     assert command.exit_status(found) == status
     assert command.as_json(found)["verdict"] == verdict
+    command.show(found, everything=False)
+    shown = capsys.readouterr().out
+    for finding in (one for result in found for one in result.findings):
+        assert (finding.what in shown) == (finding.verdict is not Verdict.OK)
 
 
 def test_choosing_checks() -> None:
