@@ -23,7 +23,7 @@ from accel_bridge.libraries import Shims
 from accel_bridge.patching import Patch, PatchEngine, State, Status, armed, choose, made_for
 from accel_bridge.patching.host import Host, adapt_arguments
 from accel_bridge.plugins.adaptors import AdaptorFinder, Delegation, choose_delegation
-from accel_bridge.plugins.candidates import ASKED_FOR
+from accel_bridge.plugins.candidates import tell_failed
 from accel_bridge.plugins.manager import Collected, Plugins, load_plugins
 from accel_bridge.process import log
 from accel_bridge.process.endings import has_reported
@@ -395,9 +395,7 @@ def _items(collected: Collected[object]) -> list:  # type: ignore[type-arg]
     for failed in collected.failed:
         if failed.distribution.split(" ")[0] == "accel-bridge":
             raise failed.as_error("nothing works without it")
-        if failed.requested:
-            raise failed.as_error(ASKED_FOR)
-        log.warn(str(failed))
+    tell_failed(collected.failed)
     return [contribution.item for contribution in collected.items]
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from accel_bridge.device.backend import Backend, Probe, ProbedBackend
 from accel_bridge.errors import BridgeError, SelectionError
-from accel_bridge.plugins.candidates import ASKED_FOR, FailedPlugin
+from accel_bridge.plugins.candidates import ASKED_FOR, FailedPlugin, tell_failed
 from accel_bridge.plugins.manager import Contribution, Plugins, load_plugins, of_plugin
 from accel_bridge.process.environment import BACKEND, Settings, did_you_mean
 
@@ -79,9 +79,7 @@ def select(
         requested and none can be used.
     :raises PluginError: a plugin that is needed has failed.
     """
-    for failed in plugins.failed:
-        if failed.requested:
-            raise failed.as_error(ASKED_FOR)
+    tell_failed(plugins.failed, say=lambda line: None)
     if requested:
         asked_by = f"the argument {requested!r}"
         return _override(plugins, requested.strip().lower(), asked_by, probes)

@@ -15,7 +15,7 @@ from accel_bridge.errors import PluginError
 from accel_bridge.plugins import hookspecs
 from accel_bridge.plugins.installed import entry_points_of, identity
 from accel_bridge.process.environment import PLUGINS, PluginChoice, did_you_mean
-from accel_bridge.process.log import is_debug, warn_once
+from accel_bridge.process.log import is_debug, warn, warn_once
 
 #: Why a plugin that was named is needed.
 ASKED_FOR: Final = f"{PLUGINS.name} asks for it"
@@ -76,6 +76,17 @@ class FailedPlugin:
             next=f"fix or uninstall it, or leave it out with {PLUGINS.name}=-{exclude}; "
             "`accel-bridge plugins` shows all plugins, ACCEL_BRIDGE_LOG=debug the traceback",
         )
+
+
+def tell_failed(failures: Iterable[FailedPlugin], say: Callable[[str], object] = warn) -> None:
+    """Say what failed.
+
+    :raises PluginError: for the first that the user asked for.
+    """
+    for failed in failures:
+        if failed.requested:
+            raise failed.as_error(ASKED_FOR)
+        say(str(failed))
 
 
 def failure(

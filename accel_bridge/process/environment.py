@@ -157,13 +157,13 @@ def _split(text: str) -> tuple[list[str], list[str]]:
     unwanted = [word[1:].strip() for word in argv if word.startswith("-")]
     if not all(unwanted):
         raise ValueError("a '-' stands alone; it must be followed by a name")
+    if both := sorted(set(wanted) & set(unwanted)):
+        raise ValueError(f"{both[0]!r} is both asked for and excluded")
     return wanted, unwanted
 
 
 def _plugin_choice(text: str) -> PluginChoice:
     wanted, unwanted = _split(text)
-    if both := sorted(set(wanted) & set(unwanted)):
-        raise ValueError(f"{both[0]!r} is both asked for and excluded")
     return PluginChoice(tuple(wanted), tuple(unwanted))
 
 
@@ -173,8 +173,6 @@ def _some(text: str) -> tuple[frozenset[str] | None, frozenset[str]]:
     argv = {"all", "none"} & set(wanted)
     if argv and len(wanted) > 1:
         raise ValueError(f"{argv.pop()!r} cannot stand beside other names; only '-NAME' may follow")
-    if both := sorted(set(wanted) & set(unwanted)):
-        raise ValueError(f"{both[0]!r} is both asked for and excluded")
     if wanted == ["none"]:
         return frozenset(), frozenset()
     only = None if not wanted or wanted == ["all"] else frozenset(wanted)

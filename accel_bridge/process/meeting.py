@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, Final
@@ -90,11 +90,8 @@ def place() -> None:
         # torchrun itself watches the ranks of one machine.
         if world_size == 1 or (agent and os.environ.get("LOCAL_WORLD_SIZE") == str(world_size)):
             return original(hostname, port, rank, world_size, *rest, **more)
-        done = _watch("rank", hostname, port, rank, world_size)
-        try:
+        with _watched("rank", hostname, port, rank, world_size):
             return original(hostname, port, rank, world_size, *rest, **more)
-        finally:
-            done.set()
 
     rendezvous._create_c10d_store = create
     wrappers: dict[str, Callable[[Any], None]] = {_STATIC: _wrap_static, _DYNAMIC: _wrap_dynamic}
@@ -114,11 +111,8 @@ def _wrap_static(module: Any) -> None:
             check(self.master_addr, self.master_port, hosts=own, name="--master-addr")
         if self.world_size == 1:
             return original(self)
-        done = _watch("node", self.master_addr, self.master_port, self.rank, self.world_size)
-        try:
+        with _watched("node", self.master_addr, self.master_port, self.rank, self.world_size):
             return original(self)
-        finally:
-            done.set()
 
     module.StaticTCPRendezvous.next_rendezvous = next_rendezvous
 
@@ -182,8 +176,9 @@ def _taken(port: int) -> str:
     return ""
 
 
-def _watch(what: str, host: str, port: int, rank: int, count: int) -> threading.Event:
-    """Say, from a thread, whom this rank or node waits for; until the returned event is set."""
+@contextmanager
+def _watched(what: str, host: str, port: int, rank: int, count: int) -> Iterator[None]:
+    """Say, from a thread, whom this rank or node waits for meanwhile."""
     global _meetings
     _meetings += 1
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -196,7 +191,10 @@ def _watch(what: str, host: str, port: int, rank: int, count: int) -> threading.
                 _come(what, host, port, rank, count, key, done)
 
     threading.Thread(target=watch, name="accel_bridge meeting", daemon=True).start()
-    return done
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def _wait_for_answer(what: str, host: str, port: int, rank: int, done: threading.Event) -> bool:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -130,9 +131,8 @@ def test_nobody_answers_and_it_waits(
 ) -> None:
     monkeypatch.setattr(meeting, "ANSWERS", 0.1)
     port = free_port()
-    done = meeting._watch("rank", "127.0.0.1", port, 1, 2)
-    time.sleep(2)
-    done.set()
+    with meeting._watched("rank", "127.0.0.1", port, 1, 2):
+        time.sleep(2)
     assert f"rank 1: nobody answers at 127.0.0.1:{port}" in capsys.readouterr().err
 
 
@@ -144,16 +144,15 @@ def test_a_rank_that_does_not_come_is_named(
     monkeypatch.setattr(meeting, "COMES", 0.5)
     port = free_port()
     store = TCPStore("127.0.0.1", port, 4, True, timedelta(seconds=60), wait_for_workers=False)
-    said, dones = "", []
-    for rank in (0, 2):
-        monkeypatch.setattr(meeting, "_meetings", 0)  # these are two processes
-        dones.append(meeting._watch("rank", "127.0.0.1", port, rank, 4))
-    end = time.monotonic() + 20
-    while "ranks 1, 3 of 4" not in said.replace("rank ", "ranks ") and time.monotonic() < end:
-        time.sleep(0.1)
-        said += capsys.readouterr().err
-    for done in dones:
-        done.set()
+    said = ""
+    with ExitStack() as ranks:
+        for rank in (0, 2):
+            monkeypatch.setattr(meeting, "_meetings", 0)  # these are two processes
+            ranks.enter_context(meeting._watched("rank", "127.0.0.1", port, rank, 4))
+        end = time.monotonic() + 20
+        while "rank 1, 3 of 4" not in said and time.monotonic() < end:
+            time.sleep(0.1)
+            said += capsys.readouterr().err
     assert "rank 1, 3 of 4 did not come" in said
     assert said.count("did not come") == 1
     del store

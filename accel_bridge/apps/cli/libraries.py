@@ -19,7 +19,7 @@ from accel_bridge.bridge.selection import Selection, select
 from accel_bridge.errors import BridgeError
 from accel_bridge.libraries import LIBRARIES, Resolution, decide
 from accel_bridge.plugins.adaptors import choose_delegation
-from accel_bridge.plugins.candidates import ASKED_FOR
+from accel_bridge.plugins.candidates import tell_failed
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.environment import Settings
@@ -77,10 +77,7 @@ def look(settings: Settings, plugins: Plugins, selection: Selection) -> Librarie
     """
     backend, bridge = selection.chosen, current()
     collected = plugins.delegations(backend)
-    for failed in collected.failed:
-        if failed.requested:
-            raise failed.as_error(ASKED_FOR)
-        warn(str(failed))
+    tell_failed(collected.failed)
     delegation = choose_delegation([one.item for one in collected.items], backend.name)
     adaptor = delegation.adaptor if delegation else None
     if bridge is not None and bridge.selection.chosen.name == backend.name:

@@ -204,10 +204,15 @@ def run_capsule(arguments: argparse.Namespace) -> int:
     check_output(out, option="--out", inputs=files, made=(CAPSULE_MAGIC,))
     place = _place(files, arguments.module, arguments.step)
     print(f"capsule of {place.module} at step {place.step}", flush=True)
-    plan = Plan(out="", capsule=place.module, capsule_step=place.step, capsule_out=str(out))
-    train(plan, out, arguments)
+    _train_to(place, out, arguments)
     print(f"next: accel-bridge parity replay {arguments.out}")
     return 0
+
+
+def _train_to(place: Place, out: Path, arguments: argparse.Namespace) -> None:
+    """Train to a step, and write the capsule of a module there."""
+    plan = Plan(out="", capsule=place.module, capsule_step=place.step, capsule_out=str(out))
+    train(plan, out, arguments)
 
 
 def _place(files: list[Path], module: str | None, step: int | None) -> Place:
@@ -266,13 +271,7 @@ def _name(differs: FirstBit, directory: Path, arguments: argparse.Namespace) -> 
     """Say which operator it is."""
     capsules = [directory / name for name in ("first.capsule", "second.capsule")]
     for file in capsules:
-        plan = Plan(
-            out="",
-            capsule=differs.place.module,
-            capsule_step=differs.place.step,
-            capsule_out=str(file),
-        )
-        train(plan, file, arguments)
+        _train_to(differs.place, file, arguments)
     import_torch()
     from accel_bridge.apps.capsules import replayed
 

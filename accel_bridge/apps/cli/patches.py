@@ -38,7 +38,7 @@ from accel_bridge.patching import (
     draft,
     known_versions,
 )
-from accel_bridge.plugins.candidates import ASKED_FOR
+from accel_bridge.plugins.candidates import tell_failed
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.endings import ending_at_once, of_uncaught
 from accel_bridge.process.environment import Settings, did_you_mean
@@ -211,10 +211,7 @@ def _collected() -> tuple[list[Patch], Plugins]:
     settings = Settings.from_environ()
     plugins = load_plugins(settings.plugins)
     collected = plugins.patches(select(plugins, settings).chosen)
-    for failed in collected.failed:
-        if failed.requested:
-            raise failed.as_error(ASKED_FOR)
-        warn(str(failed))
+    tell_failed(collected.failed)
     return [contribution.item for contribution in collected.items], plugins
 
 

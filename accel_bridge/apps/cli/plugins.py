@@ -15,7 +15,7 @@ from accel_bridge.apps.cli._output import (
     print_table,
 )
 from accel_bridge.errors import printable
-from accel_bridge.plugins.candidates import ASKED_FOR
+from accel_bridge.plugins.candidates import tell_failed
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.endings import ending_at_once
 from accel_bridge.process.environment import Settings
@@ -43,9 +43,7 @@ def main(argv: Sequence[str]) -> int:
         print_json(lambda: report(plugins))
     else:
         _print(plugins)
-    for failed in plugins.failed:
-        if failed.requested:
-            raise failed.as_error(ASKED_FOR)
+    tell_failed(plugins.failed, say=lambda line: None)
     return 0
 
 

@@ -487,23 +487,16 @@ def _acquits(a: Recording, b: Recording, third: Recording | None) -> bool:
     if third is None or third.precision == a.precision:
         return False
     exact = LIMITS[third.precision]
-    for values, floor in ((_losses, exact.loss), (_norms, exact.gradient_norm)):
-        reference = values(third)
-        far_a = max(map(relative, values(a), reference))
-        far_b = max(map(relative, values(b), reference))
+    for name, floor in (("loss", exact.loss), ("gradient_norm", exact.gradient_norm)):
+        of_a, of_b, reference = (
+            [getattr(step, name) for step in run.steps] for run in (a, b, third)
+        )
+        far_a, far_b = (max(map(relative, values, reference)) for values in (of_a, of_b))
         if not math.isfinite(max(far_a, far_b)):
             return False
         if not max(far_a, far_b) <= RATIO * min(far_a, far_b) + floor:
             return False
     return True
-
-
-def _losses(recording: Recording) -> list[float]:
-    return [step.loss for step in recording.steps]
-
-
-def _norms(recording: Recording) -> list[float]:
-    return [step.gradient_norm for step in recording.steps]
 
 
 def _departures(

@@ -194,7 +194,7 @@ def _option_cases(dtype: torch.dtype) -> Iterator[Case]:
     # backward pass cannot match float32's last digits, so float32 compares the output only.
     large = _case(dtype, "BSHD", "causal, large values", _USUAL, causal, std=12.0)
     yield large if dtype in _LOW else replace(large, gradients=())
-    yield _case(dtype, "SBHD", "causal, dv 24", _with_dv(_USUAL, 24), causal)
+    yield _case(dtype, "SBHD", "causal, dv 24", replace(_USUAL, dv=24), causal)
     yield _case(dtype, "BNSD", "causal, lse", _USUAL, causal, options={"return_lse": True})
     yield _case(dtype, "TND", "causal, lse", _USUAL, causal, options={"return_lse": True})
     hidden = _EXPLICIT["causal, a hidden row"]
@@ -246,10 +246,6 @@ def _max_logit(case: Case) -> Case:
         return {name: value for name, value in case.build(generator).items() if name != "value"}
 
     return replace(case, contract="attention_max_logit", build=build, gradients=())
-
-
-def _with_dv(shape: Shape, dv: int) -> Shape:
-    return Shape(shape.b, shape.n, shape.g, shape.d, shape.sq, shape.sk, dv)
 
 
 def _case(

@@ -384,10 +384,7 @@ def _operand(
     if rows is None:
         scale = torch.finfo(dtype).max / values.abs().max()
         return (values * scale).float().to(dtype), scale.reciprocal().view(1)
-    # Blocks of different magnitudes.
-    values = values * (1 + torch.arange(size[1]) // 128)
-    numbers, scale_inv = float8_block_quantize_reference(values.float(), dtype=dtype, rows=rows)
-    return numbers, scale_inv.double()
+    return _by_blocks(values, rows, dtype)
 
 
 def _gemm_inputs(

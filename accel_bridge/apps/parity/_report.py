@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from accel_bridge.apps._html import finite, page, paragraphs, table
@@ -64,7 +65,9 @@ def summary(report: KernelReport) -> list[list[str]]:
         rows = [row for row in report.results if row.case.contract == kernel.contract.name]
         failed = sum(row.verdict == "fail" for row in rows)
         worst = max(
-            (part for row in rows for part in row.measurements), key=_severity, default=None
+            (part for row in rows for part in row.measurements),
+            key=attrgetter("severity"),
+            default=None,
         )
         lines.append(
             [
@@ -147,12 +150,8 @@ def _row_as_json(row: CaseResult) -> dict[str, object]:
     }
 
 
-def _severity(part: Measurement) -> float:
-    return part.severity
-
-
 def _worst(parts: Sequence[Measurement]) -> str:
-    worst = max(parts, key=_severity, default=None)
+    worst = max(parts, key=attrgetter("severity"), default=None)
     if worst is None:
         return "-"
     if worst.rule is Rule.BITWISE:

@@ -434,7 +434,7 @@ def _in_processes(
         except BrokenProcessPool:
             ended = {(name, dtype): True for name, dtype, _ in runs}
             for (name, dtype, _), run in runs.items():
-                ended[name, dtype] &= _has_result(run)
+                ended[name, dtype] &= run.done() and run.exception() is None
             done = [f"{name} in {dtype}" for (name, dtype), whole in ended.items() if whole]
             raise BridgeError(
                 "a process that checked kernels died",
@@ -443,10 +443,6 @@ def _in_processes(
             ) from None
     for contract in contracts:
         yield [found[place] for place in sorted(found) if cases[place].contract == contract]
-
-
-def _has_result(run: Any) -> bool:
-    return bool(run.done()) and run.exception() is None
 
 
 def _in_process(
