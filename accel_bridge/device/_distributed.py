@@ -15,7 +15,7 @@ import types
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -44,6 +44,23 @@ DROPPED_ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "barrier": ("device_ids",),
     "_new_process_group_helper": ("device_id",),
 }
+
+
+#: Changes a call's arguments, by name.
+Change: TypeAlias = Callable[[dict[str, Any]], None]
+
+
+def _changing(original: Callable[..., Any], change: Change) -> Callable[..., Any]:
+    """``original``, called with the arguments that ``change`` leaves."""
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        change(bound.arguments)
+        return original(*bound.args, **bound.kwargs)
+
+    return call
 
 
 class NcclOptions:
@@ -81,9 +98,6 @@ def translate_backend(backend: str, device_type: str, replacement: str) -> str:
 
 def redirect_distributed(context: Context) -> None:
     """Redirect process groups, barriers and device meshes."""
-    if not dist.is_available():
-        context.missing.append("torch.distributed")
-        return
     context.wrap_everywhere(
         dist,
         (*GROUP_FUNCTIONS, "barrier"),
@@ -106,19 +120,13 @@ def redirect_distributed(context: Context) -> None:
 
 
 def _without_nccl(original: Callable[..., Any], name: str, spec: Device) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-    dropped = DROPPED_ARGUMENTS.get(name, ())
-    creates_group = name != "barrier"
+    def change(arguments: dict[str, Any]) -> None:
+        for item in DROPPED_ARGUMENTS.get(name, ()):
+            arguments.pop(item, None)
+        if name != "barrier":
+            _translate_group_arguments(arguments, name, spec)
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs)
-        for item in dropped:
-            arguments.arguments.pop(item, None)
-        if creates_group:
-            _translate_group_arguments(arguments.arguments, name, spec)
-        return original(*arguments.args, **arguments.kwargs)
-
-    return call
+    return _changing(original, change)
 
 
 def _translate_group_arguments(arguments: dict[str, Any], name: str, spec: Device) -> None:
@@ -140,46 +148,34 @@ def _is_nccl_options(options: object) -> bool:
 
 
 def _meeting_by_members(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-    if not {"store", "global_ranks_in_group"} <= set(signature.parameters):
+    if not {"store", "global_ranks_in_group"} <= set(inspect.signature(original).parameters):
         return original
 
-    @wraps(original)
-    def create(*args: Any, **kwargs: Any) -> Any:
-        arguments = signature.bind(*args, **kwargs)
+    def change(arguments: dict[str, Any]) -> None:
         # The default group names none.
-        if ranks := arguments.arguments["global_ranks_in_group"]:
+        if ranks := arguments["global_ranks_in_group"]:
             place = f"ranks {'_'.join(map(str, ranks))}/"
-            store = arguments.arguments["store"]
-            arguments.arguments["store"] = dist.distributed_c10d.PrefixStore(place, store)
-        return original(*arguments.args, **arguments.kwargs)
+            arguments["store"] = dist.distributed_c10d.PrefixStore(place, arguments["store"])
 
-    return create
+    return _changing(original, change)
 
 
 def _device_mesh(original: Callable[..., None], spec: Device) -> Callable[..., None]:
-    signature = inspect.signature(original)
+    def change(arguments: dict[str, Any]) -> None:
+        if arguments.get("device_type") == "cuda":
+            arguments["device_type"] = spec.type
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        arguments = signature.bind(*args, **kwargs)
-        if arguments.arguments.get("device_type") == "cuda":
-            arguments.arguments["device_type"] = spec.type
-        original(*arguments.args, **arguments.kwargs)
-
-    return __init__
+    return _changing(original, change)
 
 
 def _without_device_ids(original: Callable[..., None]) -> Callable[..., None]:
     """torch accepts device numbers only for modules on numbered devices."""
-    signature = inspect.signature(original)
 
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        arguments = signature.bind(*args, **kwargs)
-        arguments.arguments.pop("device_ids", None)
-        arguments.arguments.pop("output_device", None)
-        original(*arguments.args, **arguments.kwargs)
+    def change(arguments: dict[str, Any]) -> None:
+        arguments.pop("device_ids", None)
+        arguments.pop("output_device", None)
 
-    return __init__
+    return _changing(original, change)
 
 
 def _on_one_device(original: Callable[..., None]) -> Callable[..., None]:
@@ -226,8 +222,6 @@ IN_PLACE: Final = frozenset({"all_reduce"})
 
 def averages(context: Context) -> None:
     """A part for a communication backend without ``ReduceOp.AVG``: makes it work for floats."""
-    if not dist.is_available():
-        return
     context.wrap_everywhere(
         dist,
         REDUCTIONS,
@@ -236,24 +230,19 @@ def averages(context: Context) -> None:
 
 
 def _averaging(original: Callable[..., Any], summed: str, in_place: bool) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        arguments = bound.arguments
+    def change(arguments: dict[str, Any]) -> None:
         # Who has wrapped the function before may have hidden its parameters: then there is no op.
-        change = _change(arguments.get("op"), arguments.get("group"))
-        if change is not None and arguments[summed].is_floating_point():
+        factor = _factor(arguments.get("op"), arguments.get("group"))
+        if factor is not None and arguments[summed].is_floating_point():
             tensor: torch.Tensor = arguments[summed]
             with torch.no_grad():
-                arguments[summed] = change(tensor, out=tensor if in_place else None)
+                arguments[summed] = factor(tensor, out=tensor if in_place else None)
             arguments["op"] = dist.ReduceOp.SUM
-        return original(*bound.args, **bound.kwargs)
 
-    return call
+    return _changing(original, change)
 
 
-def _change(op: Any, group: Any) -> Callable[..., torch.Tensor] | None:
+def _factor(op: Any, group: Any) -> Callable[..., torch.Tensor] | None:
     """What an op does to values before it sums; None for the others, and outside the group."""
     size = dist.get_world_size(group) if op is not None else 0
     if size > 0 and op == dist.ReduceOp.AVG:
@@ -282,26 +271,19 @@ _TENSORS: Final = {
 
 def flat_collectives(context: Context) -> None:
     """A part: what is gathered or scattered as a whole is passed on as flat views."""
-    if not dist.is_available():
-        return
     # Half of the names came with a later torch.
     names = [name for name in _TENSORS if hasattr(dist, name)]
     context.wrap_everywhere(dist, names, lambda name, original: _flat(original, *_TENSORS[name]))
 
 
 def _flat(original: Callable[..., Any], output: str, input: str) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        arguments = bound.arguments
+    def change(arguments: dict[str, Any]) -> None:
         tensors: tuple[torch.Tensor, torch.Tensor] = (arguments[output], arguments[input])
         if _differ(*tensors) and all(tensor.is_contiguous() for tensor in tensors):
             for name, tensor in zip((output, input), tensors, strict=True):
                 arguments[name] = tensor.detach().view(-1)
-        return original(*bound.args, **bound.kwargs)
 
-    return call
+    return _changing(original, change)
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -321,8 +303,6 @@ _GATHERS: Final = ("all_gather_into_tensor", "all_gather_single")
 
 def mixed_gathers(context: Context) -> None:
     """A part: a coalesced call names no device, and gathers of a second dtype are made at once."""
-    if not dist.is_available():
-        return
     # The second name came with a later torch.
     names = [name for name in _GATHERS if hasattr(dist, name)]
     context.wrap_everywhere(dist, names, lambda name, original: _apart(original))
@@ -330,18 +310,14 @@ def mixed_gathers(context: Context) -> None:
 
 
 def _unnamed(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        device = bound.arguments.get("device")
+    def change(arguments: dict[str, Any]) -> None:
+        device = arguments.get("device")
         if device is not None:
-            group = bound.arguments.get("group") or dist.distributed_c10d._get_default_group()
+            group = arguments.get("group") or dist.distributed_c10d._get_default_group()
             if not getattr(group._get_backend(device), "supports_coalescing", False):
-                del bound.arguments["device"]
-        return original(*bound.args, **bound.kwargs)
+                del arguments["device"]
 
-    return call
+    return _changing(original, change)
 
 
 def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -379,14 +355,12 @@ def _apart(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def held_sends(context: Context) -> None:
     """A part: ``isend`` sends an alias, which keeps the memory until it was sent."""
-    if dist.is_available():
-        context.wrap_everywhere(dist, ("isend",), lambda _, original: _of_an_alias(original))
+    context.wrap_everywhere(dist, ("isend",), lambda _, original: _of_an_alias(original))
 
 
 def repeated_waits(context: Context) -> None:
     """A part: what ``isend`` and ``irecv`` return is waited for once, however often it is asked."""
-    if dist.is_available():
-        context.wrap_everywhere(dist, ("isend", "irecv"), lambda _, original: _once(original))
+    context.wrap_everywhere(dist, ("isend", "irecv"), lambda _, original: _once(original))
 
 
 def _once(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -397,7 +371,7 @@ def _once(original: Callable[..., Any]) -> Callable[..., Any]:
     return transfer
 
 
-class _Transfer(dist.Work if dist.is_available() else object):  # type: ignore[misc]
+class _Transfer(dist.Work):
     """A transfer that knows whether it was waited for."""
 
     def __init__(self, work: Any) -> None:
@@ -442,8 +416,7 @@ def _of_an_alias(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def uneven_gathers(context: Context) -> None:
     """A part: ``all_gather`` takes tensors of different sizes."""
-    if dist.is_available():
-        context.wrap_everywhere(dist, ["all_gather"], lambda name, original: _any_size(original))
+    context.wrap_everywhere(dist, ["all_gather"], lambda name, original: _any_size(original))
 
 
 class _Works:
@@ -504,20 +477,8 @@ _REDUCE: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
 }
 
 
-class _Done:
-    """A finished handle, where an asynchronous call's handle is expected."""
-
-    def wait(self, timeout: object = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-
 def wide_reductions(context: Context) -> None:
     """A part for a communication backend without float64: makes ``all_reduce`` accept it."""
-    if not dist.is_available():
-        return
     context.wrap_everywhere(
         dist, ("all_reduce",), lambda name, original: _exact(original, context.spec.type)
     )
@@ -534,7 +495,7 @@ def _exact(original: Callable[..., Any], device_type: str) -> Callable[..., Any]
             return original(*args, **kwargs)
         with torch.no_grad():
             _reduce_on_host(tensor, bound.arguments["op"], bound.arguments["group"])
-        return _Done() if bound.arguments["async_op"] else None
+        return _Works(()) if bound.arguments["async_op"] else None
 
     return call
 

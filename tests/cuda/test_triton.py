@@ -9,22 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plugin_site import Python
 
 from accel_bridge.apps.parity._run import signature_difference
 from accel_bridge.backends.cuda.kernels import KERNELS
 from accel_bridge.kernels import RMS_NORM, Kernel
 
 pytest.importorskip("triton")
-
-
-def run(*names: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, Path(__file__).with_name("interpreted.py"), *names],
-        env={**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("kernel", list(KERNELS), ids=lambda kernel: kernel.contract.name)
@@ -40,7 +31,12 @@ def test_a_supports_with_other_parameters_is_named(supports: Any) -> None:
 
 @pytest.mark.slow
 def test_every_triton_kernel_stays_within_the_tolerance_policy_on_the_host() -> None:
-    done = run()
+    done = subprocess.run(  # for longer than `python` waits
+        [sys.executable, Path(__file__).with_name("interpreted.py")],
+        env={**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     contracts = done.stdout.splitlines()
     assert len(contracts) > 20
@@ -48,7 +44,7 @@ def test_every_triton_kernel_stays_within_the_tolerance_policy_on_the_host() -> 
 
 
 @pytest.mark.slow
-def test_the_kernels_are_left_out_where_triton_is_missing() -> None:
+def test_the_kernels_are_left_out_where_triton_is_missing(python: Python) -> None:
     code = """
 import sys
 sys.modules["triton"] = None
@@ -63,16 +59,16 @@ x = torch.randn(8, 16)
 KERNELS[RMS_NORM](x, torch.ones(16), eps=1e-5)
 print("fine")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.stdout == "fine\n", done.stderr
 
 
 @pytest.mark.slow
-def test_the_backend_imports_no_triton_until_a_kernel_runs() -> None:
+def test_the_backend_imports_no_triton_until_a_kernel_runs(python: Python) -> None:
     code = """
 import sys
 import accel_bridge.backends.cuda.kernels
 print([name for name in sys.modules if name.split(".")[0] == "triton"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = python("-c", code)
     assert done.stdout == "[]\n", done.stdout + done.stderr

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 import torch.utils.cpp_extension as compiler
+from plugin_site import Python
 
 from accel_bridge.device import DeviceRedirection
 from accel_bridge.device.backend import DeviceSpec
@@ -64,7 +63,7 @@ def test_others_are_built_as_before(
 
 
 @pytest.mark.slow
-def test_the_compiler_is_imported_later() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+def test_the_compiler_is_imported_later(python: Python) -> None:
+    done = python("-c", SCRIPT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "the CUDA extension 'x' is not built: the device is 'cpu'\n"

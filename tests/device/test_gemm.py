@@ -60,9 +60,3 @@ def test_other_dtypes_stay_bit_for_bit(dtype: torch.dtype, widened: DeviceRedire
     expected = left @ right
     with widened:
         assert torch.equal(left @ right, expected)
-
-
-def test_a_device_that_asks_for_nothing_changes_nothing() -> None:
-    original = torch.matmul
-    with DeviceRedirection(replace(CpuBackend().device(), parts=())):
-        assert torch.matmul is original

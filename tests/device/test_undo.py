@@ -70,30 +70,21 @@ def spec(request: pytest.FixtureRequest) -> DeviceSpec:
 def test_undo_is_exact(spec: DeviceSpec) -> None:
     redirection = DeviceRedirection(spec)
     before = snapshot()
+    redirection.undo()
     for _ in range(2):
         redirection.apply()
         assert redirection.applied
         changes = redirection.changes
         assert len(changes) > 200
+        redirection.apply()
+        assert redirection.changes == changes
         # The comparison sees the changes: it is able to fail.
         assert len(differences(before, snapshot())) > 200
+        redirection.undo()
         redirection.undo()
         assert differences(before, snapshot()) == []
         assert not redirection.applied
         assert redirection.changes == ()
-
-
-def test_apply_and_undo_are_idempotent(cpu_spec: DeviceSpec) -> None:
-    before = snapshot()
-    redirection = DeviceRedirection(cpu_spec)
-    redirection.undo()
-    redirection.apply()
-    count = len(redirection.changes)
-    redirection.apply()
-    assert len(redirection.changes) == count
-    redirection.undo()
-    redirection.undo()
-    assert differences(before, snapshot()) == []
 
 
 def test_a_failure_leaves_torch_as_it_was(
@@ -145,10 +136,3 @@ def test_copies_of_what_two_parts_replaced_are_undone(cpu_spec: DeviceSpec) -> N
         sys.modules[module.__name__] = module
     del sys.modules[module.__name__]
     assert module.all_reduce is original
-
-
-def test_tensors_are_the_hosts_again(cpu_spec: DeviceSpec) -> None:
-    with DeviceRedirection(cpu_spec):
-        assert torch.ones(2, device="cuda").is_cuda
-    assert not torch.ones(2).is_cuda
-    assert torch.ones(2).type() == "torch.FloatTensor"

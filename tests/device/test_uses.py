@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import inspect
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from plugin_site import Python
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
@@ -174,7 +172,7 @@ def test_every_redirected_name_keeps_signature_and_pickle() -> None:
         assert still or not found, label
 
 
-def test_the_default_compiler_looks_for_no_gpu() -> None:
+def test_the_default_compiler_looks_for_no_gpu(forked: Python) -> None:
     """Inductor asks Triton for its driver, which would load libcuda."""
     program = (
         "import accel_bridge.auto, torch\n"
@@ -182,8 +180,5 @@ def test_the_default_compiler_looks_for_no_gpu() -> None:
         "torch.testing.assert_close(torch.compile(model)(torch.ones(2, 4)), "
         "model(torch.ones(2, 4)))"
     )
-    environ = {**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", "TORCHDYNAMO_DISABLE": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120
-    )
+    done = forked("-c", program, ACCEL_BRIDGE_BACKEND="cpu", TORCHDYNAMO_DISABLE="0")
     assert done.returncode == 0, done.stderr[-2000:]

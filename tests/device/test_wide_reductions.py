@@ -97,10 +97,3 @@ def test_other_dtypes_go_to_the_backend(monkeypatch: pytest.MonkeyPatch) -> None
     tensor = torch.full((2,), 3.0)
     dist.all_reduce(tensor)
     assert tensor.tolist() == [3.0, 3.0]
-
-
-def test_it_ends_with_the_redirection(cpu_spec: DeviceSpec) -> None:
-    original = dist.all_reduce
-    with DeviceRedirection(replace(cpu_spec, parts=(wide_reductions,))):
-        assert dist.all_reduce is not original
-    assert dist.all_reduce is original

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
 
 from accel_bridge.backends import _linear_cross_entropy as chunked
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import LINEAR_CROSS_ENTROPY, saves_memory
+
+from .support import on_two_ranks
 
 _KERNEL = KERNELS[LINEAR_CROSS_ENTROPY]
 #: Tokens of a chunk here, so that there are several, the last one shorter.
@@ -177,17 +176,8 @@ def test_small_models_and_short_batches_keep_their_logits() -> None:
     assert not saves_memory(4096, 4096, 128256, 2, trains_weight=False)
 
 
-def _judge(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=timedelta(seconds=60),
-    )
+def _judge(group: dist.ProcessGroup) -> tuple[float, float]:
     chunked.LOSS_CHUNK = _CHUNK
-    group = dist.group.WORLD
     right = max(
         worst(_KERNEL, given, losses, masked=bool(seed % 2), added=seed > 2, group=group)
         for seed in range(5)
@@ -198,15 +188,12 @@ def _judge(rank: int, directory: str) -> None:
     chunked._over_ranks = lambda numbers, group: None
     injected = worst(_KERNEL, problem(1), "a mask", masked=True, added=False, group=group)
     chunked._over_ranks = over_ranks
-    Path(directory, f"rank{rank}.json").write_text(json.dumps([right, injected]))
-    dist.destroy_process_group()
+    return right, injected
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_two_ranks(tmp_path: Path) -> None:
-    multiprocessing.spawn(_judge, args=(str(tmp_path),), nprocs=2)
-    for rank in range(2):
-        right, injected = json.loads((tmp_path / f"rank{rank}.json").read_text())
+    for right, injected in on_two_ranks(_judge, tmp_path):
         assert right < _LIMIT
         assert injected > 1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -36,29 +37,13 @@ def test_every_band_hides_what_its_definition_says(
             assert found[i, j].item() != visible(mask, i, j, sq, sk), (mask, i, j)
 
 
-def legacy(pre: int, after: int, causal: bool) -> AttentionMask:
-    """The mask of the Ascend flags ``--pre-tockens`` and ``--next-tockens``."""
-    return AttentionMask(causal=causal, window=(pre, after), alignment="top_left")
-
-
-def test_legacy_pair_keeps_causality() -> None:
-    full = legacy(65536, 65536, causal=True)
-    assert full.is_plain_causal(9, 9)
-    band = legacy(2, 0, causal=True).hidden(9, 9, "cpu")
-    assert band is not None
-    assert (~band).sum(-1).tolist() == [1, 2, 3, 3, 3, 3, 3, 3, 3]  # itself and 2 before it
-
-
-def test_legacy_pair_without_causality_is_a_band() -> None:
-    assert legacy(65536, 65536, causal=False).is_full(9, 9)
-    band = legacy(1, 1, causal=False).hidden(4, 4, "cpu")
-    assert band is not None
-    assert (~band).sum(-1).tolist() == [2, 3, 3, 2]
-
-
 def test_plain_causal_is_recognised_only_where_it_is() -> None:
     assert AttentionMask(causal=True).is_plain_causal(4, 4)
     assert AttentionMask(causal=True, window=(3, None)).is_plain_causal(4, 4)
+    # Ascend's flags --pre-tockens and --next-tockens.
+    wide: Any = {"window": (65536, 65536), "alignment": "top_left"}
+    assert AttentionMask(causal=True, **wide).is_plain_causal(9, 9)
+    assert AttentionMask(**wide).is_full(9, 9)
     assert not AttentionMask(causal=True, window=(2, None)).is_plain_causal(4, 4)
     assert not AttentionMask(causal=True).is_plain_causal(4, 5)
     masked = torch.zeros(1, 1, 4, 4, dtype=torch.bool)

@@ -100,8 +100,7 @@ def assert_same(name: str, inputs: Inputs, changed: Inputs | None = None) -> Non
     """The reference for ``changed`` gives what the recurrence gives for ``inputs``."""
     expected = results(NAIVE[name], inputs)
     found = results(CONTRACTS[name].reference, inputs if changed is None else changed)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NAIVE)
@@ -172,26 +171,6 @@ def test_a_convolution_goes_on_from_its_state(length: int) -> None:
     state = convolution_state(x[..., :length], 4)
     rest = reference(x[..., length:], weight, initial_state=state)
     torch.testing.assert_close(rest, reference(x, weight)[..., length:])
-
-
-@pytest.mark.parametrize("name", ["state_space_scan", "gated_delta_rule"])
-def test_a_scan_goes_on_from_its_state(name: str) -> None:
-    inputs, cut, length = BUILD[name](CHUNK + 9, False, False), 7, CHUNK + 9
-    reference = CONTRACTS[name].reference
-
-    def part(chosen: slice) -> Inputs:
-        return {
-            name: value[:, chosen]
-            if isinstance(value, torch.Tensor) and value.shape[1:2] == (length,)
-            else value
-            for name, value in inputs.items()
-        }
-
-    _, state = reference(**part(slice(0, cut)))
-    output, last = reference(**{**part(slice(cut, None)), "initial_state": state})
-    expected, expected_last = reference(**inputs)
-    torch.testing.assert_close(output, expected[:, cut:])
-    torch.testing.assert_close(last, expected_last)
 
 
 def test_the_triangular_inverse_is_as_exact_as_substitution() -> None:

@@ -10,7 +10,6 @@ import torch
 from accel_bridge.apps.parity._case import bitwise, by_ratio, convert_all
 from accel_bridge.apps.parity._run import run_case
 from accel_bridge.kernels import CONTRACTS, SWIGLU
-from accel_bridge.kernels.cases import Case, Rule
 
 from .support import CASES, random
 
@@ -115,11 +114,3 @@ def test_a_kernel_that_raises_fails_with_its_message() -> None:
     assert row.verdict == "fail"
     assert row.severity == math.inf
     assert row.reason == "raised RuntimeError: no such instruction"
-
-
-def test_permutation_is_judged_bit_by_bit() -> None:
-    rules: dict[str, set[Rule]] = {}
-    case: Case
-    for case in CASES:
-        rules.setdefault(case.contract, set()).add(case.rule)
-    assert Rule.BITWISE in rules["token_permute"]

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
 import torch.distributed as dist
-import warm_python
-from torch import multiprocessing
 
 from accel_bridge.apps.parity._case import convert_all
 from accel_bridge.apps.parity._cases import all_cases
@@ -22,6 +17,8 @@ from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import CONTRACTS, CROSS_ENTROPY, Kernel
 from accel_bridge.kernels.cases import Case, Inputs
 from accel_bridge.kernels.cross_entropy import cross_entropy_reference
+
+from .support import on_two_ranks
 
 _RANKS: Final = 2
 _MODULE: Final = sys.modules[cross_entropy_reference.__module__]
@@ -115,31 +112,19 @@ KERNELS_TO_JUDGE: Final[dict[str, tuple[Kernel[Any, Any], bool]]] = {
 }
 
 
-def _judge(rank: int, directory: str) -> None:
-    """One rank: write each kernel's verdicts and the parts that failed."""
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/rendezvous",
-        rank=rank,
-        world_size=_RANKS,
-        timeout=timedelta(seconds=60),
-    )
+def _judge(group: dist.ProcessGroup) -> dict[str, Any]:
+    """Number of rows and the parts that failed, for each kernel."""
     found = {}
     for name, (kernel, _) in KERNELS_TO_JUDGE.items():
-        rows = check_vocab_parallel(kernel, dist.group.WORLD)
+        rows = check_vocab_parallel(kernel, group)
         failed = {part.part for row in rows for part in row.measurements if not part.passed}
         found[name] = [len(rows), sorted(failed)]
-    Path(directory, f"rank{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    return found
 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    directory = tmp_path_factory.mktemp("ranks")
-    with warm_python.spawning():
-        multiprocessing.spawn(_judge, args=(str(directory),), nprocs=_RANKS)
-    return [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]
+    return on_two_ranks(_judge, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.slow

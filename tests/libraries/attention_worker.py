@@ -1,13 +1,13 @@
 """One rank of attention with context parallelism, against attention on the whole sequence.
 
 Run by torchrun with ACCEL_BRIDGE_LIBRARIES=transformer_engine; prints the largest difference of
-outputs, gradients and logits for each case.
-Argument ``wrong`` exchanges the two chunks that a rank holds.
+outputs, gradients and logits for each case, and again (``wrong``) with the two chunks that a rank
+holds exchanged.
 """
 
 from __future__ import annotations
 
-import sys
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -124,18 +124,17 @@ def packed(make: Callable[..., Any], wrong: bool) -> Iterator[tuple[str, float]]
 
 def main() -> None:
     """Every case, the worst rank's difference each."""
-    wrong = sys.argv[1:] == ["wrong"]
     warnings.simplefilter("ignore")
     accel_bridge.activate("cpu", after_import=True)
     from transformer_engine.pytorch import DotProductAttention as make
 
     dist.init_process_group("gloo")
-    for cases in (rows(make, wrong), packed(make, wrong)):
-        for name, difference in cases:
+    for wrong, cases in itertools.product((False, True), (rows, packed)):
+        for name, difference in cases(make, wrong):
             worst = torch.tensor(difference)
             dist.all_reduce(worst, op=dist.ReduceOp.MAX)
             if dist.get_rank() == 0:
-                print(f"{name}: {float(worst)}")
+                print(f"{'wrong ' * wrong}{name}: {float(worst)}")
     dist.destroy_process_group()
 
 

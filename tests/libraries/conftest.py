@@ -11,6 +11,16 @@ import pytest
 import torch
 
 import accel_bridge
+from accel_bridge.libraries import LIBRARIES, ShimFinder
+
+
+@pytest.fixture(scope="module")
+def shims(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
+    """The first of the module's ``SHIMS``, all in place without a bridge: the references serve."""
+    finder = ShimFinder([LIBRARIES[name] for name in request.module.SHIMS])
+    finder.install()
+    yield importlib.import_module(request.module.SHIMS[0])
+    finder.remove()
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,19 @@
-"""What tests of chains of operations share."""
+"""What tests of shims, of modules and of chains of operations share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 
 Function = Callable[..., torch.Tensor]
+
+
+def late(path: str) -> Callable[..., Any]:
+    """The function behind ``module:name``, which is there when its shim is."""
+    return lambda *arguments, **options: resolve_name(path)(*arguments, **options)
 
 
 def randomize(module: torch.nn.Module) -> None:
@@ -17,11 +23,11 @@ def randomize(module: torch.nn.Module) -> None:
             parameter.uniform_(-1, 1)
 
 
-def run(module: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def run(module: Any, inputs: list[torch.Tensor], *more: Any) -> list[torch.Tensor]:
     """Output, then gradients of the inputs and of the parameters, in float64."""
     inputs = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs]
     parameters = list(module.parameters())
-    output = module(*inputs)
+    output = module(*inputs, *more)
     torch.manual_seed(2)
     differentiable = [one for one in inputs if one.requires_grad]
     weights = torch.randn(output.shape, dtype=torch.float64).to(output.dtype)
@@ -41,11 +47,29 @@ def expected(function: Function, module: Any, inputs: list[torch.Tensor]) -> lis
     return [one.detach() for one in (output, *grads)]
 
 
+def in_fp8(module: Any, recipe: Any) -> Any:
+    """The module, whose forward passes are in FP8."""
+    from transformer_engine.pytorch import autocast
+
+    def forward(*inputs: Any) -> Any:
+        with autocast(enabled=True, recipe=recipe):
+            return module(*inputs)
+
+    forward.parameters = module.parameters  # type: ignore[attr-defined]
+    return forward
+
+
 def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     """Largest error of any tensor, relative to its largest entry."""
     pairs = list(zip(found, wanted, strict=True))
     assert all(a.shape == b.shape for a, b in pairs)
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def alike(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    """Whether all are equal, up to float32's rounding in a few steps of an optimizer."""
+    pairs = zip(found, wanted, strict=True)
+    return all(torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-6) for a, b in pairs)
 
 
 def halves(gate: Function) -> Function:

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from itertools import pairwise
+from pkgutil import resolve_name as load
 from typing import Any
 
 import pytest
 import torch
+from ops_support import late
 from torch.nn import functional
 
-from accel_bridge.libraries import LIBRARIES, ShimFinder
+SHIMS = ("fla",)
+pytestmark = pytest.mark.usefixtures("shims")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def shim() -> Iterator[None]:
-    """In place, without a bridge: the references serve."""
-    finder = ShimFinder([LIBRARIES["fla"]])
-    finder.install()
-    yield
-    finder.remove()
-
-
-def load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
-
-
-def chunked(**options: Any) -> Any:
-    return load("fla.ops.gated_delta_rule:chunk_gated_delta_rule")(**options)
-
-
-def recurrent(**options: Any) -> Any:
-    return load("fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule")(**options)
+chunked = late("fla.ops.gated_delta_rule:chunk_gated_delta_rule")
+recurrent = late("fla.ops.gated_delta_rule:fused_recurrent_gated_delta_rule")
 
 
 def inputs(batch: int = 2, length: int = 70) -> dict[str, Any]:
@@ -49,8 +33,7 @@ def inputs(batch: int = 2, length: int = 70) -> dict[str, Any]:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (

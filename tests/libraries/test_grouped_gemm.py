@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 import pytest
 import torch
 
-from accel_bridge.libraries import LIBRARIES, ShimFinder
+SHIMS = ("grouped_gemm",)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def ops() -> Iterator[Any]:
-    finder = ShimFinder([LIBRARIES["grouped_gemm"]])
-    finder.install()
-    yield import_module("grouped_gemm").ops
-    finder.remove()
+@pytest.fixture
+def ops(shims: Any) -> Any:
+    return shims.ops
 
 
 @pytest.mark.parametrize("trans_b", [False, True])
@@ -34,8 +29,7 @@ def test_one_gemm_per_expert(ops: Any, trans_b: bool) -> None:
     grad = torch.randn(8, 6)
     ours = torch.autograd.grad(found, (a, b), grad)
     theirs = torch.autograd.grad(expected, (a, b), grad)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_no_tokens_at_all_are_refused(ops: Any) -> None:

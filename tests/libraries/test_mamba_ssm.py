@@ -2,51 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from importlib import import_module
+from pkgutil import resolve_name as load
 from typing import Any
 
 import pytest
 import torch
+from ops_support import late
 from torch.nn import functional
 
-from accel_bridge.libraries import LIBRARIES, ShimFinder
-
-NAMES = ("mamba_ssm", "causal_conv1d")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def shims() -> Iterator[None]:
-    """In place, without a bridge: the references serve."""
-    finder = ShimFinder([LIBRARIES[name] for name in NAMES])
-    finder.install()
-    yield
-    finder.remove()
+SHIMS = ("mamba_ssm", "causal_conv1d")
+pytestmark = pytest.mark.usefixtures("shims")
 
 
-def load(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)
-
-
-def scan(*arguments: Any, **options: Any) -> Any:
-    return load("mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined")(
-        *arguments, **options
-    )
-
-
-def update(*arguments: Any, **options: Any) -> Any:
-    return load("mamba_ssm.ops.triton.selective_state_update:selective_state_update")(
-        *arguments, **options
-    )
-
-
-def convolution(*arguments: Any, **options: Any) -> Any:
-    return load("causal_conv1d:causal_conv1d_fn")(*arguments, **options)
-
-
-def conv_update(*arguments: Any, **options: Any) -> Any:
-    return load("causal_conv1d:causal_conv1d_update")(*arguments, **options)
+scan = late("mamba_ssm.ops.triton.ssd_combined:mamba_chunk_scan_combined")
+update = late("mamba_ssm.ops.triton.selective_state_update:selective_state_update")
+selective_scan = late("mamba_ssm.ops.selective_scan_interface:selective_scan_fn")
+convolution = late("causal_conv1d:causal_conv1d_fn")
+conv_update = late("causal_conv1d:causal_conv1d_update")
 
 
 # --- convolution ------------------------------------------------------------------------------
@@ -294,8 +266,7 @@ def test_everything_around_the_scan(norm_before_gate: bool | None, mlp: int) -> 
     weights = torch.randn_like(found)
     ours = torch.autograd.grad(found, list(leaves.values()), weights)
     theirs = torch.autograd.grad(expected, list(leaves.values()), weights)
-    for one, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 # --- gated norms ------------------------------------------------------------------------------
@@ -328,10 +299,6 @@ def test_gated_norms(name: str, group_size: int | None) -> None:
 # --- Mamba-1 ----------------------------------------------------------------------------------
 
 
-def inner(name: str) -> Any:
-    return load(f"mamba_ssm.ops.selective_scan_interface:{name}")
-
-
 @pytest.mark.parametrize("groups", [None, 0, 2])
 @pytest.mark.parametrize("gated", [False, True])
 def test_the_selective_scan_is_its_own_steps(groups: int | None, gated: bool) -> None:
@@ -343,7 +310,7 @@ def test_the_selective_scan_is_its_own_steps(groups: int | None, gated: bool) ->
     sizes = {None: (d, n), 0: (b, n, s), 2: (b, 2, n, s)}[groups]
     A, D, bias = -torch.rand(d, n).double(), torch.randn(d).double(), torch.randn(d).double()
     B, C = torch.randn(2, *sizes, dtype=torch.float64)
-    output, last = inner("selective_scan_fn")(
+    output, last = selective_scan(
         u, delta, A, B, C, D, z, bias, delta_softplus=True, return_last_state=True
     )
     step = functional.softplus(delta + bias[:, None])
@@ -372,7 +339,7 @@ def test_a_complex_scan_gives_twice_the_real_part(shared: bool) -> None:
     A = torch.complex(-torch.rand(d, n).double(), torch.randn(d, n).double())
     B, C = torch.randn(2, *((d, n) if shared else (b, n, s)), dtype=A.dtype)
     pairs = [one if shared else torch.view_as_real(one).flatten(-2) for one in (B, C)]
-    output, last = inner("selective_scan_fn")(u, delta, A, *pairs, return_last_state=True)
+    output, last = selective_scan(u, delta, A, *pairs, return_last_state=True)
     wide = [
         (one[None, :, :, None] if shared else one[:, None]).expand(b, d, n, s) for one in (B, C)
     ]
@@ -395,7 +362,7 @@ def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
     weights = {"b_rms_weight": torch.ones(n), "c_rms_weight": torch.ones(n) * 2}
     options = {**weights, "dt_rms_weight": torch.ones(r), "b_c_dt_rms_eps": 1e-3} if normed else {}
     xz.requires_grad_()
-    found = inner("mamba_inner_fn")(
+    found = load("mamba_ssm.ops.selective_scan_interface:mamba_inner_fn")(
         xz, conv, conv_bias, x_proj, dt_proj, out_proj, None, A, D=D, delta_bias=bias, **options
     )
     x, z = xz.chunk(2, 1)
@@ -407,7 +374,7 @@ def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
             for one in (dt, B, C)
         )
         C = C * 2
-    scanned = inner("selective_scan_fn")(x, dt_proj @ dt, A, B, C, D, z, bias, True)
+    scanned = selective_scan(x, dt_proj @ dt, A, B, C, D, z, bias, True)
     expected = (out_proj @ scanned).transpose(1, 2)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     (gradient,) = torch.autograd.grad(found.sum(), xz)
@@ -425,7 +392,7 @@ def test_the_extension_under_the_scan_gives_its_gradients(gated: bool) -> None:
     leaves += [z] if gated else []
     leaves = [one.clone().requires_grad_() for one in leaves]
     gate = leaves[6] if gated else None
-    expected, state = inner("selective_scan_fn")(*leaves[:6], gate, None, True, True)
+    expected, state = selective_scan(*leaves[:6], gate, None, True, True)
     arguments = (*leaves[:6], gate, None)
     found = selective_scan_cuda.fwd(*arguments, True)
     torch.testing.assert_close(found[2 if gated else 0], expected)
@@ -436,8 +403,7 @@ def test_the_extension_under_the_scan_gives_its_gradients(gated: bool) -> None:
     )
     wanted = torch.autograd.grad(expected, leaves, grad)
     given = [*gradients[:6], *gradients[7:]] if gated else [*gradients, last][:6]
-    for one, other in zip(given, wanted, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(given, wanted)
     assert not gated or torch.equal(last, found[2])
 
 
@@ -456,7 +422,6 @@ def test_the_extension_under_the_convolution(newer: bool) -> None:
     grad, places = torch.randn_like(expected), [torch.zeros_like(one) for one in leaves]
     rest = (*places, None, True) if newer else (places[0], False, True)
     gradients = causal_conv1d_cuda.causal_conv1d_bwd(*leaves, grad, None, None, None, *rest)
-    for one, other in zip(gradients[:3], torch.autograd.grad(expected, leaves, grad), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(gradients[:3], torch.autograd.grad(expected, leaves, grad))
     assert gradients[3] is None
     assert torch.equal(places[0], gradients[0])

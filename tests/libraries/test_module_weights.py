@@ -91,14 +91,6 @@ def test_delayed_weight_gradients(te: Any, name: str) -> None:
         later.backward_dw()
 
 
-def test_meta_device_is_initialised_later(te: Any) -> None:
-    module = te.LayerNormLinear(8, 6, device="meta", init_method=torch.nn.init.ones_)
-    assert module.weight.is_meta
-    module.reset_parameters()
-    assert module.weight.eq(1).all()
-    assert module.weight.partition_dim == 0
-
-
 def test_fp8_weights_are_kept_between_microbatches(te: Any, recipes: Any) -> None:
     module = te.Linear(32, 32)
     x = torch.randn(16, 32)

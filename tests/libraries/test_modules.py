@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pytest
 import torch
+from ops_support import distance, expected, in_fp8, randomize, run
 from torch.nn import functional
 
 #: Largest error of float32 modules, relative to the largest entry.
@@ -16,38 +17,6 @@ TOLERANCE: Final = 1e-5
 pytestmark = pytest.mark.usefixtures("on_device")
 
 Formula = Callable[..., torch.Tensor]
-
-
-def randomize(module: torch.nn.Module) -> None:
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.uniform_(-1, 1)
-
-
-def run(function: Formula, x: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Output, gradients of x and of the parameters, in float64."""
-    x = x.clone().requires_grad_()
-    output = function(x)
-    torch.manual_seed(2)
-    weights = torch.randn(output.shape, dtype=torch.float64).to(output.dtype)
-    gradients = torch.autograd.grad((output * weights).sum(), [x, *parameters])
-    return [one.detach().double() for one in (output, *gradients)]
-
-
-def distance(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
-    """Largest error of any tensor, relative to its largest entry."""
-    return max(
-        float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, wanted, strict=True)
-    )
-
-
-def error(module: Any, formula: Formula, x: torch.Tensor) -> float:
-    """Of a module against ``formula(x, *parameters)`` in float64."""
-    randomize(module)
-    doubles = [one.detach().double().requires_grad_() for one in module.parameters()]
-    wanted = run(lambda one: formula(one, *doubles), x.double(), doubles)
-    return distance(run(module, x, list(module.parameters())), wanted)
 
 
 def rms(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
@@ -108,9 +77,11 @@ MODULES: Final[dict[str, tuple[Callable[[Any], Any], Formula, Formula]]] = {
 @pytest.mark.parametrize("name", MODULES)
 def test_module_matches_its_formula(te: Any, name: str) -> None:
     make, formula, injected = MODULES[name]
-    x = torch.randn(3, 2, 8)
-    assert error(make(te), formula, x) < TOLERANCE
-    assert error(make(te), injected, x) > 10 * TOLERANCE
+    module, x = make(te), torch.randn(3, 2, 8)
+    randomize(module)
+    found = run(module, [x])
+    assert distance(found, expected(formula, module, [x])) < TOLERANCE
+    assert distance(found, expected(injected, module, [x])) > 10 * TOLERANCE
 
 
 def test_grouped_linear_is_its_layers(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +90,14 @@ def test_grouped_linear_is_its_layers(te: Any, monkeypatch: pytest.MonkeyPatch) 
     randomize(grouped)
     x = torch.randn(7, 8)
 
-    def formula(rows: torch.Tensor) -> torch.Tensor:
-        parts = [
-            functional.linear(part, getattr(grouped, f"weight{i}"), getattr(grouped, f"bias{i}"))
-            for i, part in enumerate(rows.split(splits))
-        ]
-        return torch.cat(parts)
+    def formula(rows: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        layers = zip(rows.split(splits), parameters[::2], parameters[1::2], strict=True)
+        return torch.cat([functional.linear(*layer) for layer in layers])
 
-    parameters = list(grouped.parameters())
-    wanted = [one.nan_to_num() for one in run(formula, x, parameters)]
-    found = run(lambda rows: grouped(rows, splits), x, parameters)
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, wanted, strict=True))
-    wrong = run(lambda rows: grouped(rows, [3, 4, 0]), x, parameters)
+    wanted = expected(formula, grouped, [x])
+    found = run(grouped, [x], splits)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    wrong = run(grouped, [x], [3, 4, 0])
     assert not torch.allclose(wrong[0], wanted[0], atol=1e-3)
 
 
@@ -187,29 +154,9 @@ def test_fp8_is_near_and_not_the_same(te: Any, recipes: Any, kind: str, name: st
     module = te.GroupedLinear(2, 128, 128) if grouped else getattr(te, kind)(128, 128)
     splits = ([16, 16],) if grouped else ()
     x = torch.randn(32, 128)
-    parameters = [one for one in module.parameters() if one.dim() == 2]
-
-    def fp8(rows: torch.Tensor) -> torch.Tensor:
-        with te.autocast(enabled=True, recipe=recipes[name]):
-            out: torch.Tensor = module(rows, *splits)
-        return out
-
-    run(fp8, x, parameters)  # delayed scaling takes its scales from the pass before
-    wanted = run(lambda rows: module(rows, *splits), x, parameters)
-    found = run(fp8, x, parameters)
-    off = [float((a - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+    quantized = in_fp8(module, recipes[name])
+    run(quantized, [x], *splits)  # delayed scaling takes its scales from the pass before
+    pairs = zip(run(quantized, [x], *splits), run(module, [x], *splits), strict=True)
+    off = [float((a - b).norm() / b.norm()) for a, b in pairs if a.dim() == 2]
     assert max(off) < 0.12, off
     assert min(off) > 1e-3, off
-
-
-def test_padding_and_back(te: Any) -> None:
-    x = torch.randn(5, 4, requires_grad=True)
-    padded, counts = te.Fp8Padding(3, align_size=4)(x, [1, 0, 4])
-    assert counts == [4, 0, 4]
-    assert torch.equal(padded[0], x[0])
-    assert not padded[1:4].any()
-    back = te.Fp8Unpadding(3, align_size=4)(padded, [1, 0, 4])
-    assert torch.equal(back, x)
-    (back * torch.arange(5.0)[:, None]).sum().backward()
-    assert x.grad is not None
-    assert torch.equal(x.grad, torch.arange(5.0)[:, None].expand(5, 4))

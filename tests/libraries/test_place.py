@@ -10,6 +10,7 @@ import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name as load
 
 import pytest
 from plugin_site import Python, Site
@@ -61,12 +62,6 @@ def shim(tmp_path: Path) -> Iterator[ShimFinder]:
     finder.install()
     yield finder
     finder.remove()
-
-
-def load(name: str) -> object:
-    """The object behind ``module:name``."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def test_everything_is_as_before_when_the_finder_is_gone(shim: ShimFinder) -> None:

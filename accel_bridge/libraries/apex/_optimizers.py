@@ -55,6 +55,18 @@ def gradients_of(groups: Iterable[Mapping[str, Any]]) -> list[torch.Tensor]:
     return [param.grad for param in params if param.grad is not None]
 
 
+def _adam_numbers(group: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, Any]:
+    """Of a group, what every variant of Adam takes first."""
+    beta1, beta2 = group["betas"]
+    return group["lr"], beta1, beta2, group["eps"], group["step"]
+
+
+def _averaging_numbers(group: Mapping[str, Any]) -> tuple[int, Any, int]:
+    """What those take next whose first moment may be an average."""
+    decay = group["weight_decay"]
+    return int(group["bias_correction"]), decay, int(group["grad_averaging"])
+
+
 class ListOptimizer(torch.optim.Optimizer):
     """An optimizer that counts steps by group (``group["step"]``).
 
@@ -244,21 +256,8 @@ class FusedAdam(ListOptimizer):
                 self._step_captured(index, group, grad_scaler)
                 continue
             group["step"] = group.get("step", 0) + 1
-            beta1, beta2 = group["betas"]
             for members in self._by_dtype(index, group):
-                multi_tensor_adam(
-                    CHUNK,
-                    self._dummy_overflow_buf,
-                    members,
-                    group["lr"],
-                    beta1,
-                    beta2,
-                    group["eps"],
-                    group["step"],
-                    self.adam_w_mode,
-                    1 if group["bias_correction"] else 0,
-                    group["weight_decay"],
-                )
+                multi_tensor_adam(CHUNK, self._dummy_overflow_buf, members, *self._numbers(group))
         return loss
 
     def _by_dtype(self, index: int, group: dict[str, Any]) -> list[list[list[torch.Tensor]]]:
@@ -267,6 +266,10 @@ class FusedAdam(ListOptimizer):
         beside = None if masters is None else masters[index]["params"]
         states = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.float32)
         return list(self.lists(group, states, beside).values())
+
+    def _numbers(self, group: dict[str, Any]) -> tuple[Any, Any, Any, Any, Any, int, int, Any]:
+        bias_correction = 1 if group["bias_correction"] else 0
+        return *_adam_numbers(group), self.adam_w_mode, bias_correction, group["weight_decay"]
 
     def _step_captured(self, index: int, group: dict[str, Any], grad_scaler: Any) -> None:
         device = group["params"][0].device
@@ -281,21 +284,9 @@ class FusedAdam(ListOptimizer):
         else:
             self._dummy_overflow_buf.copy_(grad_scaler._check_inf_per_device(self)[device])
             inverse = grad_scaler._get_scale_async().double().reciprocal().float()
-        beta1, beta2 = group["betas"]
         for members in self._by_dtype(index, group):
             multi_tensor_adam_capturable(
-                CHUNK,
-                self._dummy_overflow_buf,
-                members,
-                group["lr"],
-                beta1,
-                beta2,
-                group["eps"],
-                group["step"],
-                self.adam_w_mode,
-                1 if group["bias_correction"] else 0,
-                group["weight_decay"],
-                inverse,
+                CHUNK, self._dummy_overflow_buf, members, *self._numbers(group), inverse
             )
 
 
@@ -364,14 +355,8 @@ class FusedLAMB(ListOptimizer):
                     CHUNK,
                     flag,
                     members,
-                    group["lr"],
-                    group["betas"][0],
-                    group["betas"][1],
-                    group["eps"],
-                    group["step"],
-                    int(group["bias_correction"]),
-                    group["weight_decay"],
-                    int(group["grad_averaging"]),
+                    *_adam_numbers(group),
+                    *_averaging_numbers(group),
                     self.adam_w_mode,
                     norm,
                     self.defaults["max_grad_norm"],
@@ -501,14 +486,8 @@ class FusedMixedPrecisionLamb(torch.optim.Optimizer):
                 CHUNK,
                 flag,
                 members,
-                group["lr"],
-                group["betas"][0],
-                group["betas"][1],
-                group["eps"],
-                group["step"],
-                int(group["bias_correction"]),
-                group["weight_decay"],
-                int(group["grad_averaging"]),
+                *_adam_numbers(group),
+                *_averaging_numbers(group),
                 self.adam_w_mode,
                 norm,
                 self.defaults["max_grad_norm"] * scale,
@@ -609,14 +588,8 @@ class FusedNovoGrad(ListOptimizer):
                         self._dummy_overflow_buf,
                         members,
                         norms,
-                        group["lr"],
-                        group["betas"][0],
-                        group["betas"][1],
-                        group["eps"],
-                        group["step"],
-                        int(group["bias_correction"]),
-                        group["weight_decay"],
-                        int(group["grad_averaging"]),
+                        *_adam_numbers(group),
+                        *_averaging_numbers(group),
                         self.moment_mode,
                         group["norm_type"],
                     )

@@ -86,8 +86,7 @@ def test_the_short_way(te: ModuleType, name: str, monkeypatch: pytest.MonkeyPatc
         return _run(te, getattr(recipe, name)(), unwatched=device is not None)
 
     apart, device = run(None), _Device()
-    for one, other in zip(apart, run(device), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(apart, run(device))
     blocks = name == "Float8BlockScaling"
     assert device.counts == {
         ("grouped_float8_block_transpose" if blocks else "grouped_float8_quantize"): 4

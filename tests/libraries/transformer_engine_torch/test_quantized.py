@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import pickle
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, Final
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch._subclasses import FakeTensor, FakeTensorMode
 
 from accel_bridge.kernels.float8 import mx_scale, mx_scale_inv
 
 FORMATS: Final = ("delayed", "current", "blocks", "squares", "mx")
-#: Largest error of E4M3, of a number beyond the subnormal ones.
-HALF_STEP: Final = 2.0**-4
+#: Largest error of each dtype, of a number beyond the subnormal ones.
+HALF_STEP: Final = {"kFloat8E4M3": 2.0**-4, "kFloat8E5M2": 2.0**-3}
 
 
-def _quantizer(te: ModuleType, name: str, **usage: bool) -> Any:
-    e4m3 = te.DType.kFloat8E4M3
+def _quantizer(te: ModuleType, name: str, dtype: str = "kFloat8E4M3", **usage: bool) -> Any:
+    kind = getattr(te.DType, dtype)
     if name == "delayed":
         scale, amax = torch.full((1,), 32.0), torch.zeros(1)
-        return te.Float8Quantizer(scale, amax, e4m3, **usage)
+        return te.Float8Quantizer(scale, amax, kind, **usage)
     if name == "current":
-        return te.Float8CurrentScalingQuantizer(e4m3, device=torch.device("cpu"), **usage)
+        return te.Float8CurrentScalingQuantizer(kind, device=torch.device("cpu"), **usage)
     usage = {"rowwise": True, "columnwise": True} | usage
     if name == "mx":
-        return te.MXFP8Quantizer(e4m3, **usage)
-    return te.Float8BlockQuantizer(e4m3, block_scaling_dim=1 + (name == "squares"), **usage)
+        return te.MXFP8Quantizer(kind, **usage)
+    return te.Float8BlockQuantizer(kind, block_scaling_dim=1 + (name == "squares"), **usage)
+
+
+def _normal(*size: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed))
 
 
 def _buffers(tensor: Any) -> dict[str, torch.Tensor]:
@@ -40,21 +47,22 @@ def _buffers(tensor: Any) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def x() -> torch.Tensor:
-    return torch.randn(2, 96, 160, generator=torch.Generator().manual_seed(1))
+    return _normal(2, 96, 160, seed=1)
 
 
+@pytest.mark.parametrize("dtype", HALF_STEP)
 @pytest.mark.parametrize("way", ["both", "rowwise", "columnwise"])
 @pytest.mark.parametrize("name", FORMATS)
-def test_round_trip(te: ModuleType, name: str, way: str, x: torch.Tensor) -> None:
+def test_round_trip(te: ModuleType, name: str, way: str, dtype: str, x: torch.Tensor) -> None:
     """Every direction gives the numbers back within half a step, and has TE's own shapes."""
     usage = {"rowwise": way != "columnwise", "columnwise": way != "rowwise"}
-    quantizer = _quantizer(te, name, **usage)
+    quantizer = _quantizer(te, name, dtype, **usage)
     if way == "columnwise" and name in ("delayed", "current"):
         with pytest.raises(NotImplementedError, match="Columnwise-only"):
             quantizer(x)
         return
     made = quantizer(x)
-    step = HALF_STEP * x.abs().clamp(min=x.abs().max() / 400)
+    step = HALF_STEP[dtype] * x.abs().clamp(min=x.abs().max() / 400)
     assert ((made.dequantize() - x).abs() <= step).all()
     empty = quantizer.make_empty(x.shape, dtype=x.dtype, device="cpu")
     shapes = {key: one.shape for key, one in _buffers(made).items()}
@@ -106,12 +114,9 @@ def test_mx_factors() -> None:
 
 def _operands(te: ModuleType, name: str, layout: str) -> tuple[Any, Any]:
     """A [64, 96] and B of sizes that the layout multiplies along 96 (T) or 64 (N)."""
-    generator = torch.Generator().manual_seed(2)
-    shapes = {"TN": ((64, 96), (3, 32, 96)), "NN": ((64, 96), (3, 32, 64)), "NT": ((64, 96),) * 2}
-    a, b = (torch.randn(shape, generator=generator) for shape in shapes[layout])
-    b = torch.randn(64, 32, generator=generator) if layout == "NT" else b
+    b = _normal(*{"TN": (3, 32, 96), "NN": (3, 32, 64), "NT": (64, 32)}[layout], seed=3)
     second = "blocks" if name == "squares" else name
-    return _quantizer(te, name)(a), _quantizer(te, second)(b)
+    return _quantizer(te, name)(_normal(64, 96, seed=2)), _quantizer(te, second)(b)
 
 
 def _gemm(te: ModuleType, a: Any, b: Any, layout: str, **options: Any) -> torch.Tensor:
@@ -152,6 +157,122 @@ def test_gemm_refuses_one_quantized(te: ModuleType, tex: ModuleType) -> None:
     a, b = _operands(te, "current", "TN")
     with pytest.raises(RuntimeError, match="two quantized operands or none"):
         _gemm(te, a, b.dequantize(), "TN")
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({}, ""),
+        ({"grad": True, "gelu": True, "gelu_in": torch.zeros(32, 48)}, ""),
+        ({"gelu": True}, "Epilogue requested"),
+        ({"grad": True, "bias": torch.zeros(48)}, "Epilogue requested"),
+        ({"out_dtype": torch.float32, "grad": True, "gelu": True}, "unsupported value"),
+        ({"rows": 30}, "Outer dimension requirement .8."),
+        ({"columns": 44}, "Outer dimension requirement .8."),
+        ({"k": 56}, "Leading dimension requirement .16."),
+    ],
+)
+def test_block_scaled_gemms_that_cublas_lacks(
+    te: ModuleType, change: dict[str, Any], error: str
+) -> None:
+    from transformer_engine.pytorch.cpp_extensions import general_gemm
+
+    call = {"out_dtype": torch.bfloat16, "use_split_accumulator": True, **change}
+    rows, columns, k = (call.pop(*size) for size in (("rows", 32), ("columns", 48), ("k", 64)))
+    operands = (
+        _quantizer(te, "squares")(_normal(columns, k)),
+        _quantizer(te, "blocks")(_normal(rows, k)),
+    )
+    with pytest.raises(RuntimeError, match=error) if error else contextlib.nullcontext():
+        assert general_gemm(*operands, **call)[0].shape == (rows, columns)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gemms_of_plain_tensors(te: ModuleType, dtype: torch.dtype) -> None:
+    from torch.nn import functional
+    from transformer_engine.pytorch.cpp_extensions import general_gemm
+
+    x, weight = _normal(3, 5, 16).to(dtype), _normal(24, 16, seed=1).to(dtype)
+    gradient, bias = _normal(3, 5, 24, seed=2).to(dtype), _normal(24, seed=3).to(dtype)
+    assert torch.equal(general_gemm(weight, x, bias=bias)[0], functional.linear(x, weight, bias))
+    assert torch.equal(general_gemm(weight, gradient, layout="NN", grad=True)[0], gradient @ weight)
+    main_grad = torch.ones(24, 16)
+    result, grad_bias, _, _ = general_gemm(
+        x, gradient, layout="NT", out=main_grad, accumulate=True, grad=True, bias=bias
+    )
+    rows, inputs = gradient.reshape(-1, 24).float(), x.reshape(-1, 16).float()
+    assert result is main_grad
+    # Never rounded to the operands' dtype.
+    torch.testing.assert_close(main_grad, 1 + rows.t() @ inputs)
+    torch.testing.assert_close(grad_bias, rows.sum(0), rtol=1e-5, atol=1e-5)
+    wide = general_gemm(weight, x, out_dtype=torch.float32)[0]
+    torch.testing.assert_close(wide, x.float() @ weight.float().t())
+    activated, _, before, _ = general_gemm(weight, x, gelu=True)
+    assert torch.equal(activated, functional.gelu(before, approximate="tanh"))
+    with pytest.raises(ValueError, match="contiguous"):
+        general_gemm(weight, x, out=torch.empty(24, 3, 5).permute(1, 2, 0))
+
+
+@pytest.mark.parametrize("name", FORMATS[:4])
+def test_quantized_tensors_are_tensors(te: ModuleType, name: str) -> None:
+    quantized = _quantizer(te, name)(_normal(128, 128).cuda())
+    plain = quantized.dequantize()
+    assert torch.equal(quantized + 1, plain + 1)
+    assert torch.equal(pickle.loads(pickle.dumps(quantized)).dequantize(), plain)
+    other = torch.empty_like(quantized)
+    other.copy_(quantized)
+    assert torch.equal(other.dequantize(), plain)
+    other.mul_(0.5)
+    torch.testing.assert_close(other.dequantize(), plain * 0.5, rtol=0, atol=1e-2)
+    parameter = torch.nn.Parameter(quantized)
+    parameter.sum().backward()
+    assert parameter.grad is not None
+    assert torch.equal(parameter.grad, torch.ones(128, 128))
+    # Megatron's optimizer sorts parameters by this name.
+    assert parameter.type() == torch.ones(1, device="cuda").type() == "torch.cuda.FloatTensor"
+    module = torch.nn.Module()
+    module.weight = parameter
+    assert type(module.bfloat16().weight.data) is type(quantized)
+    # Megatron's FSDP moves them into memory of its own, and refuses a view.
+    numbers = [one for name, one in _buffers(quantized).items() if "scale" not in name]
+    assert all(one._base is None for one in numbers)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield None
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("name", ["delayed", "current", "squares"])
+def test_master_weights_give_the_weights_that_a_cast_gives(
+    te: ModuleType, name: str, group: None
+) -> None:
+    """In two parts, as an optimizer that is spread over ranks would."""
+    from transformer_engine.pytorch.tensor.utils import (
+        post_all_gather_processing,
+        quantize_master_weights,
+        replace_raw_data,
+    )
+
+    weight = _quantizer(te, name)(_normal(256, 130))
+    buffer = torch.zeros(256 * 130, dtype=torch.uint8)
+    replace_raw_data(weight, buffer.view(256, 130))
+    new = _normal(256, 130, seed=5) * 3
+    expected = _quantizer(te, name)(new)
+    if name == "delayed":
+        quantize_master_weights([weight], [new.view(-1)[7:]], [7], None)
+        quantize_master_weights([weight], [new.view(-1)[:7]], [0], None)
+    else:
+        # The scale needs every part: the other rank's are its own call in a real run.
+        quantize_master_weights([weight], [new.view(-1)], [0], None)
+    assert torch.equal(weight.get_data_tensors()[0], expected.get_data_tensors()[0])
+    assert weight.get_data_tensors()[0].data_ptr() == buffer.data_ptr()
+    post_all_gather_processing([weight, torch.ones(2)])
+    assert torch.equal(weight.get_data_tensors()[1], expected.get_data_tensors()[1])
+    torch.testing.assert_close(weight.dequantize(), expected.dequantize(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -204,7 +325,7 @@ def recipes(te: ModuleType) -> Iterator[Any]:
 )
 def test_layers_learn(te: ModuleType, recipes: Any, name: str) -> None:
     """Two layers and experts (one without rows) have the gradients of bfloat16, nearly."""
-    x = torch.randn(128, 256, generator=torch.Generator().manual_seed(3)).bfloat16().cuda()
+    x = _normal(128, 256, seed=3).bfloat16().cuda()
 
     def gradients(recipe: Any) -> list[torch.Tensor]:
         torch.manual_seed(4)
