@@ -177,7 +177,8 @@ class Chain:
         words = [*COMMON, *MODELS[self.model], *PRECISIONS[self.precision][0].split()]
         words += ["--train-iters", str(ALL), *layout.arguments.split(), *more]
         directory = Path(self.directory.name)
-        status, output = self.trainer.train(layout.processes, words, directory, gpus)
+        environ = {"ACCEL_BRIDGE_PATCHES": layout.patches} if layout.patches else {}
+        status, output = self.trainer.train(layout.processes, words, directory, gpus, environ)
         log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}{self.trainer.release}"
         log = f"{log}-{self.model}-{self.precision}-{name}.log"
         (self.logs / log).write_text(f"{' '.join(words)}\nstatus {status}\n{output}", "utf-8")

@@ -41,7 +41,7 @@ class Fake:
     release: str = ""
 
     def train(
-        self, processes: int, words: list[str], directory: Path, gpus: str
+        self, processes: int, words: list[str], directory: Path, gpus: str, environ: dict[str, str]
     ) -> tuple[int, str]:
         if "--load" not in words:
             return 0, ""
@@ -87,9 +87,9 @@ def test_a_resume_goes_on_in_its_second_layout(tmp_path: Path) -> None:
     trained: list[list[str]] = []
     real = one.trainer.train
 
-    def train(processes: int, words: list[str], directory: Path, gpus: str) -> tuple[int, str]:
+    def train(processes: int, words: list[str], *others: Any) -> tuple[int, str]:
         trained.append(words)
-        return real(processes, words, directory, gpus)
+        return real(processes, words, *others)
 
     one.trainer.train = train
     one.start()
