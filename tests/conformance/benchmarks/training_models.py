@@ -287,7 +287,5 @@ WAYS = {
     "bridge": "",
     "logits": "",
     "beside": "",
-    "before": "",
-    "flags": _FUSED_LOSS,
     "te": f"{_FUSED_LOSS} --no-masked-softmax-fusion --attention-backend fused",
 }
