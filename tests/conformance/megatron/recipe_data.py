@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -63,7 +64,10 @@ def make(checkout: Path, directory: Path) -> None:
 def write_indexed(prefix: Path, documents: Iterable[Sequence[Sequence[int]]]) -> None:
     """Documents, each of one or more sequences of ids, as Megatron's .bin and .idx."""
     import torch
-    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Megatron misses what nothing here needs
+        from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
     prefix.parent.mkdir(parents=True, exist_ok=True)
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
