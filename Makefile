@@ -44,10 +44,7 @@ lint: $(STAMP) ## check style, formatting, types and generated pages
 
 # bench_preprocess.py is not among them: it wants a vocabulary and Megatron's source trees.
 bench: $(STAMP) ## measure what patches and the device redirection cost a call
-	@for name in patching device; do \
-		echo "== tests/conformance/benchmarks/bench_$$name.py"; \
-		$(VENV_PYTHON) tests/conformance/benchmarks/bench_$$name.py || exit 1; \
-	done
+	@$(VENV_PYTHON) tests/conformance/benchmarks/bench_calls.py
 
 # MEGATRON is a checkout with its tests/functional_tests: make megatron-recipes ARGS="--only bert/"
 MEGATRON :=

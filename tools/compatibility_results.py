@@ -14,14 +14,16 @@ docs/compatibility.md is made from all of them; a cell that several runs have is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,13 +138,10 @@ def runs(directory: Path = DIRECTORY) -> list[Run]:
     return sorted(map(read, sorted(directory.glob("*.json"))), key=lambda run: run.date)
 
 
-def new_run(
-    kind: str, backend: str, command: str, rows: Iterable[Row], python: str = sys.executable
-) -> Run:
+def new_run(kind: str, backend: str, command: str, rows: Iterable[Row]) -> Run:
     """A run that ended now, on this machine.
 
     :param backend: as ``ACCEL_BRIDGE_BACKEND`` says it.
-    :param python: the interpreter that ran the cases.
     """
     return Run(
         kind=kind,
@@ -150,7 +149,7 @@ def new_run(
         commit=_commit(),
         machine=machine(backend),
         backend="ascend (emulated)" if backend == "ascend" else backend,
-        versions=versions_of(python),
+        versions=versions(),
         command=command,
         rows=tuple(rows),
     )
@@ -158,23 +157,14 @@ def new_run(
 
 #: Packages whose versions a run notes.
 _NOTED: Final = ("torch", "torch_npu", "numpy", "einops", "transformers")
-_VERSIONS: Final = """
-import importlib.metadata, json, platform, sys
-found = {"python": platform.python_version()}
-for name in sys.argv[1:]:
-    try:
-        found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        pass
-print(json.dumps(found))
-"""
 
 
-def versions_of(python: str) -> dict[str, str]:
-    """Of an interpreter and of the packages that it sees."""
-    command = [python, "-c", _VERSIONS, *_NOTED]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, str] = json.loads(done.stdout)
+def versions() -> dict[str, str]:
+    """Of this interpreter and of the packages that it sees."""
+    found = {"python": platform.python_version()}
+    for name in _NOTED:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name] = version(name)
     return found
 
 

@@ -134,17 +134,13 @@ class Gate:
     """One place that asks a library for its version.
 
     :param where: file and function.
-    :param test: the condition.
-    :param opens: how its branch begins, or what an error says that it prevents.
-    :param names: what that branch asks of the library.
+    :param names: what the branch that it opens asks of the library.
     :param keywords: names of arguments that it adds, with the classes that may take them.
     """
 
     library: str
     version: str
     where: str
-    test: str
-    opens: str
     names: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
@@ -177,7 +173,6 @@ class Gates(ast.NodeVisitor):
             self._scope.pop()
 
     def _add(self, library: str, version: str, statement: ast.stmt) -> None:
-        test, branch = _branch(statement)
         scope = ".".join(getattr(node, "name", "") for node in self._scope)
         bases = [
             base
@@ -186,14 +181,12 @@ class Gates(ast.NodeVisitor):
             for base in map(self._names.path, node.bases)
             if base is not None
         ]
-        whole = ast.Module(body=branch, type_ignores=[])
+        whole = ast.Module(body=_branch(statement), type_ignores=[])
         inner = Names(dict(self._names.aliases)).read(whole)
         gate = Gate(
             library,
             version,
             f"{self._path}:{scope}" if scope else self._path,
-            " ".join(ast.unparse(test).split())[:160],
-            _opening(branch),
             tuple(sorted(inner.found)),
             tuple(sorted(_keywords(whole))) if bases else (),
             tuple(bases),
@@ -240,27 +233,12 @@ def _last_name(node: ast.AST) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
-def _branch(statement: ast.stmt) -> tuple[ast.AST, list[ast.stmt]]:
-    """(condition, the statements that it opens)."""
-    if isinstance(statement, ast.If):
-        is_refusal = isinstance(statement.body[-1], ast.Raise)
-        return statement.test, statement.body if not is_refusal else [statement.body[-1]]
-    if isinstance(statement, ast.Assert):
-        return statement.test, [statement]
-    return statement, [statement]
-
-
-def _opening(branch: list[ast.stmt]) -> str:
-    """The first statement of a branch in one line, or the message of its error."""
-    first = branch[0]
-    texts = [
-        node.value
-        for node in ast.walk(first)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value
-    ]
-    if isinstance(first, ast.Raise | ast.Assert) and texts:
-        return " ".join(" ".join(texts).split())[:160]
-    return " ".join(ast.unparse(first).split())[:160]
+def _branch(statement: ast.stmt) -> list[ast.stmt]:
+    """The statements that a condition opens; of a refusal only the error."""
+    if not isinstance(statement, ast.If):
+        return [statement]
+    is_refusal = isinstance(statement.body[-1], ast.Raise)
+    return statement.body[-1:] if is_refusal else statement.body
 
 
 def _keywords(branch: ast.AST) -> set[str]:
@@ -319,7 +297,7 @@ def main(words: Sequence[str]) -> int:
     DIRECTORY.mkdir(exist_ok=True)
     _write(NAMES, {name: sorted(asked[name], key=_order) for name in sorted(asked) if asked[name]})
     rows = [{**json.loads(row), "in": sorted(who, key=_order)} for row, who in gated.items() if who]
-    rows.sort(key=lambda row: (row["library"], Version(row["version"]), row["where"], row["test"]))
+    rows.sort(key=lambda row: (row["library"], Version(row["version"]), row["where"], str(row)))
     _write(GATES, {"gates": rows})
     return 0
 

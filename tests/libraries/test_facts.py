@@ -150,9 +150,8 @@ def test_names_and_gates_are_found(tmp_path: Path) -> None:
     assert [(gate.version, gate.where) for gate in gates] == [
         (version, "megatron/one.py:Mine.__init__") for version in ("1.5", "2.0", "2.3")
     ]
-    first, second, third = gates
+    first = gates[0]
     assert set(first.names) == {f"{te}.fp8.FP8GlobalStateManager.get_fp8_group"} | {
         f"{te}.ops.Sequential"
     }
     assert (first.keywords, first.classes) == (("odd",), (f"{te}.Linear",))
-    assert [second.opens, third.opens] == ["needs two", "no here"]

@@ -23,16 +23,11 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 _CHINESE = ("一", "龥")
-#: Seconds between looks at the memory of a process tree.
-_POLL_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
@@ -40,8 +35,6 @@ class Measurement:
     """One run of one tool."""
 
     cpu_seconds: float
-    wall_seconds: float
-    peak_megabytes: float
     prefix: Path
 
 
@@ -105,8 +98,8 @@ def header() -> str:
     machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
     return (
         f"{datetime.date.today()}; {machine}; {', '.join(versions)}\n\n"
-        "| corpus | tool | CPU-s | times ours | MB per CPU-s | wall s | peak MB | bytes |\n"
-        "|---|---|---:|---:|---:|---:|---:|---|"
+        "| corpus | tool | CPU-s | times ours | MB per CPU-s | bytes |\n"
+        "|---|---|---:|---:|---:|---|"
     )
 
 
@@ -126,7 +119,6 @@ def compare(
         print(
             f"| {corpus.stem} {megabytes:.1f} MB | {tool.name} | {found.cpu_seconds:.2f} "
             f"| {found.cpu_seconds / ours.cpu_seconds:.1f} | {megabytes / found.cpu_seconds:.1f} "
-            f"| {found.wall_seconds:.1f} | {found.peak_megabytes:.0f} "
             f"| {'same' if same_bytes(ours.prefix, found.prefix) else 'DIFFERENT'} |",
             flush=True,
         )
@@ -136,54 +128,22 @@ def measure(tool: Tool, corpus: Path, workers: int, directory: Path) -> Measurem
     """Run ``tool`` once, to the end."""
     prefix = directory / tool.name.replace("/", "_").replace(" ", "_") / corpus.stem
     prefix.parent.mkdir(exist_ok=True)
-    command = [
-        *tool.command,
-        "--input",
-        str(corpus),
-        "--output-prefix",
-        str(prefix),
-        "--append-eod",
-    ]
-    if tool.takes_workers:
-        command += ["--workers", str(workers)]
-    start = time.perf_counter()
-    with open(directory / "log", "w") as log:
-        process = subprocess.Popen(
-            command, cwd=directory, env=environment_of(tool, directory), stdout=log, stderr=log
+    command = [*tool.command, "--input", str(corpus), "--output-prefix", str(prefix)]
+    command += ["--append-eod", *(["--workers", str(workers)] if tool.takes_workers else [])]
+    log, before = directory / "log", os.times()
+    with log.open("w") as output:
+        done = subprocess.run(
+            command,
+            cwd=directory,
+            env=environment_of(tool, directory),
+            stdout=output,
+            stderr=output,
         )
-        peak = 0.0
-        while process.poll() is None:
-            peak = max(peak, tree_megabytes(process.pid))
-            # Only waited-for children count, and they are waited for by their own parents.
-            time.sleep(_POLL_SECONDS)
-    wall = time.perf_counter() - start
-    if process.returncode != 0:
-        raise SystemExit(f"{tool.name} failed:\n{(directory / 'log').read_text()[-2000:]}")
-    return Measurement(cpu_of_children(), wall, peak, prefix)
-
-
-_spent = 0.0
-
-
-def cpu_of_children() -> float:
-    """CPU-seconds of descendants that ended since the last call."""
-    global _spent
-    times = os.times()
-    total = times.children_user + times.children_system
-    found, _spent = total - _spent, total
-    return found
-
-
-def tree_megabytes(pid: int) -> float:
-    """Proportional memory of a process and its descendants, shared pages counted once."""
-    total = 0
-    try:
-        root = psutil.Process(pid)
-        for process in (root, *root.children(recursive=True)):
-            total += process.memory_full_info().pss
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return 0.0
-    return total / 1e6
+    if done.returncode != 0:
+        raise SystemExit(f"{tool.name} failed:\n{log.read_text()[-2000:]}")
+    after = os.times()
+    user = after.children_user - before.children_user
+    return Measurement(user + after.children_system - before.children_system, prefix)
 
 
 def same_bytes(left: Path, right: Path) -> bool:
@@ -203,14 +163,8 @@ def make_tools(arguments: argparse.Namespace, directory: Path) -> list[Tool]:
     shutil.copy(arguments.merge_file, gpt2 / "merges.txt")
     (gpt2 / "config.json").write_text('{"model_type": "gpt2"}')
     (gpt2 / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    flags = [
-        "--tokenizer-type",
-        "GPT2BPETokenizer",
-        "--vocab-file",
-        str(gpt2 / "vocab.json"),
-        "--merge-file",
-        str(gpt2 / "merges.txt"),
-    ]
+    flags = ["--tokenizer-type", "GPT2BPETokenizer", "--vocab-file", str(gpt2 / "vocab.json")]
+    flags += ["--merge-file", str(gpt2 / "merges.txt")]
     ours = [sys.executable, "-m", "accel_bridge.pretrain.preprocess", *flags]
     tools = [Tool("accel-bridge preprocess", ours, {})]
     offline = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}

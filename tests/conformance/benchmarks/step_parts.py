@@ -111,32 +111,6 @@ def profile_after(module: object, steps: int) -> None:
                 and not getattr(event, "is_user_annotation", False)
             ]
             print("bench-kernels " + json.dumps(parts(kernels, PROFILED)), flush=True)
-            print("bench-longest " + json.dumps(_longest(kernels)), flush=True)
-            print("bench-gaps " + json.dumps(_gaps(kernels)), flush=True)
         return result
 
     module.train_step = train_step  # type: ignore[attr-defined]
-
-
-def _longest(kernels: Iterable[Kernel], number: int = 40) -> list[list[object]]:
-    """[name, launches, microseconds] of the kernels that take most, for whoever reads the log."""
-    found: dict[str, list[float]] = {}
-    for name, start, end in kernels:
-        found.setdefault(name, []).append(end - start)
-    ordered = sorted(found.items(), key=lambda item: -sum(item[1]))[:number]
-    return [[name[:100], len(times), round(sum(times), 1)] for name, times in ordered]
-
-
-def _gaps(kernels: Iterable[Kernel], number: int = 40) -> list[list[object]]:
-    """[milliseconds from the start, microseconds idle, kernel before, after] of the longest."""
-    ordered = sorted(kernels, key=lambda kernel: kernel[1])
-    found: list[tuple[float, float, str, str]] = []
-    until, last = (ordered[0][1], "") if ordered else (0.0, "")
-    first = until
-    for name, start, end in ordered:
-        if start > until:
-            found.append((start - until, (until - first) / 1e3, last[:60], name[:60]))
-        if end > until:
-            until, last = end, name
-    longest = sorted(sorted(found, reverse=True)[:number], key=lambda gap: gap[1])
-    return [[round(at, 2), round(idle, 1), *names] for idle, at, *names in longest]

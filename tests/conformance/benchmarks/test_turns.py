@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -85,18 +87,12 @@ def test_groups_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_layout_of_the_benchmark_uses_its_gpus() -> None:
     for model, gpus in models.GPUS.items():
         words = models.MODELS[model].split()
-        used = 1
-        for flag in ("tensor-model", "pipeline-model", "context"):
-            sizes = [
-                int(words[at + 1])
-                for at, word in enumerate(words)
-                if word == f"--{flag}-parallel-size"
-            ]
-            used *= sizes[-1] if sizes else 1
+        value = dict(pairwise(words))  # of a flag that is given twice the last counts
+        kinds = ("tensor-model", "pipeline-model", "context")
+        used = math.prod(int(value.get(f"--{kind}-parallel-size", 1)) for kind in kinds)
         assert gpus % used == 0
-        batch = [words[at + 1] for at, word in enumerate(words) if word == "--global-batch-size"]
-        micro = [words[at + 1] for at, word in enumerate(words) if word == "--micro-batch-size"]
-        assert int(batch[-1]) % (int(micro[-1]) * (gpus // used)) == 0
+        step = int(value["--micro-batch-size"]) * gpus // used
+        assert int(value["--global-batch-size"]) % step == 0
 
 
 def test_groups_load_together_as_far_as_memory_holds_them(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGINT
@@ -16,6 +16,8 @@ Stream = Literal["pipe", "closed", "full", "gone"]
 
 #: Commands without Megatron may take this much memory, in bytes.
 MOST_BYTES: Final = 1 << 30
+#: What a command reads that asks its standard input.
+ROWS: Final = b'{"text": "1 2 3"}\n' * 5
 #: Within which a command must end after Ctrl-C, on a machine that does much else besides.
 END_SECONDS: Final = 8
 
@@ -57,7 +59,7 @@ class Case:
     refused: bool | None = True
     prepare: Prepare = nothing
     environ: Mapping[str, str | None] = field(default_factory=dict)
-    stdin: bytes | Literal["closed"] = b""
+    stdin: bytes | Literal["closed"] = ROWS
     stdout: Stream = "pipe"
     stderr: Stream = "pipe"
     verdict: str = ""
@@ -74,5 +76,5 @@ class Case:
     checkpoint: bool = False
 
 
-#: Makes the cases of one kind, all of them or a sample drawn with the source.
-Maker = Callable[[random.Random], list[Case]]
+#: Makes the cases of one kind; some are drawn with the source.
+Maker = Callable[[random.Random], Iterable[Case]]

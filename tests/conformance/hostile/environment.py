@@ -56,12 +56,8 @@ _QUICK: Final = (
 )
 
 
-def variables(source: random.Random) -> list[Case]:
+def variables(_: random.Random) -> Iterator[Case]:
     """A value that means nothing in a variable, and a command that reads it."""
-    return _shuffled(source, _variables())
-
-
-def _variables() -> Iterator[Case]:
     for name, values in _WRONG.items():
         for value in values:
             for line in _READERS:
@@ -86,12 +82,8 @@ def _with(line: str, environ: dict[str, str | None], refused: bool | None, **mor
     return Case("variables", name, words, refused, environ=environ, **more)
 
 
-def streams(source: random.Random) -> list[Case]:
+def streams(_: random.Random) -> Iterator[Case]:
     """Standard streams that are closed, full, or read by nobody, in every command that works."""
-    return _shuffled(source, _streams())
-
-
-def _streams() -> Iterator[Case]:
     states: tuple[Stream, ...] = ("closed", "full", "gone")
     for good in GOOD:
         if good.slow or good.line.startswith("emulate"):
@@ -112,7 +104,6 @@ def _stream(good: Good, name: str, refused: bool | None, **streams: Any) -> Case
     quiet = good.line.startswith(("preprocess", "parity kernels"))
     if "stdout" in streams and streams["stdout"] == "gone" and refused:
         refused = None  # as `| head` does it
-    more = {"stdin": b'{"text": "1 2 3"}\n' * 5, **streams}
     return Case(
         "streams",
         f"{good.line[:50]}: {name}",
@@ -122,7 +113,7 @@ def _stream(good: Good, name: str, refused: bool | None, **streams: Any) -> Case
         outputs=good.outputs,
         memory=good.memory,
         seconds=good.seconds,
-        **(more | {"stderr": "gone"} if streams.get("stdout") == "gone" else more),
+        **(streams | {"stderr": "gone"} if streams.get("stdout") == "gone" else streams),
     )
 
 
@@ -188,12 +179,8 @@ _METADATA: Final = {
 }  # fmt: skip
 
 
-def plugins(source: random.Random) -> list[Case]:
+def plugins(_: random.Random) -> Iterator[Case]:
     """Plugins that break, named by the user or installed."""
-    return _shuffled(source, _plugins())
-
-
-def _plugins() -> Iterator[Case]:
     for hook in _HOOKS:
         for name, body in _BODIES.items():
             text = f"{_HEAD}@hookimpl\ndef accel_bridge_{hook}():\n    {body}\n"
@@ -235,9 +222,3 @@ def _installed(files: dict[str, bytes | None]) -> Prepare:
                 (made / name).write_bytes(data)
 
     return prepare
-
-
-def _shuffled(source: random.Random, cases: Iterator[Case]) -> list[Case]:
-    found = list(cases)
-    source.shuffle(found)
-    return found

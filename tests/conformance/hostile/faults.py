@@ -118,11 +118,9 @@ _HEAVY: Final = (
 _QUICK: Final = tuple(good for good in GOOD if not good.slow and not good.line.startswith(_HEAVY))
 
 
-def faults(source: random.Random) -> list[Case]:
+def faults(_: random.Random) -> Iterator[Case]:
     """Every quick command under every fault."""
-    found = [_under(good, fault) for good in _QUICK for fault in FAULTS]
-    source.shuffle(found)
-    return found
+    return (_under(good, fault) for good in _QUICK for fault in FAULTS)
 
 
 def _under(good: Good, fault: Fault) -> Case:
@@ -134,7 +132,6 @@ def _under(good: Good, fault: Fault) -> Case:
         True if directory else None,
         fault.prepare,
         fault.environ,
-        stdin=b'{"text": "1 2 3"}\n' * 5,
         outputs=good.outputs,
         seconds=good.seconds,
         memory=good.memory,
@@ -169,37 +166,25 @@ def _big(directory: Path) -> None:
     (directory / "big.jsonl").write_bytes(text * 4000)
 
 
-def signals(source: random.Random) -> list[Case]:
+def signals(source: random.Random) -> Iterator[Case]:
     """SIGTERM, SIGHUP and Ctrl-C at a random moment of every command."""
     lines = [(good.words(), good.outputs, nothing) for good in _QUICK]
-    long = [(["accel_bridge", *_split(line)], outputs, _big) for line, outputs in _LONG]
-    found = []
+    long = [(["accel_bridge", *line.split()], outputs, _big) for line, outputs in _LONG]
     for _ in range(6):
         for words, outputs, prepare in (*lines, *long * 4):
             number = source.choice((SIGTERM, SIGHUP, SIGINT))
             moment = round(source.uniform(0.05, 10 if prepare is _big else 1.2), 2)
-            found.append(
-                Case(
-                    "signals",
-                    f"{' '.join(words[1:4])[:40]}: {number.name} after {moment} s",
-                    words,
-                    None,
-                    prepare,
-                    stdin=b'{"text": "1 2 3"}\n' * 5,
-                    outputs=(*outputs, "out.preprocess.lock"),
-                    interrupt=moment,
-                    signal=number,
-                    memory=None,
-                )
+            yield Case(
+                "signals",
+                f"{' '.join(words[1:4])[:40]}: {number.name} after {moment} s",
+                words,
+                None,
+                prepare,
+                outputs=(*outputs, "out.preprocess.lock"),
+                interrupt=moment,
+                signal=number,
+                memory=None,
             )
-    source.shuffle(found)
-    return found
-
-
-def _split(line: str) -> list[str]:
-    import shlex
-
-    return shlex.split(line)
 
 
 def _append(name: str, data: bytes) -> Callable[[Path], None]:
@@ -250,20 +235,14 @@ _READ: Final = {
 _MADE: Final = ("out_text_document.bin", "out_text_document.idx", "x.html", "out.preprocess.lock")
 
 
-def together(source: random.Random) -> list[Case]:
+def together(_: random.Random) -> Iterator[Case]:
     """Two commands with one output at once, and inputs that change while they are read."""
-    found = list(_together())
-    source.shuffle(found)
-    return found
-
-
-def _together() -> Iterator[Case]:
     for good in (good for good in GOOD if good.outputs and not good.slow):
         for number in range(2):
             name = f"{good.line[:40]}: twice at once, {number}"
             outputs = (*good.outputs, "out.preprocess.lock")
             case = Case("together", name, good.words(), None, outputs=outputs, twice=True,
-                        stdin=b'{"text": "1 2 3"}\n' * 5, memory=None, seconds=120)  # fmt: skip
+                        memory=None, seconds=120)  # fmt: skip
             yield case
             if good.line.startswith("preprocess --input {text}"):
                 yield replace(case, name=f"{name}, resumed", words=[*case.words, "--resume"])

@@ -38,6 +38,7 @@ def draw(count: int, source: random.Random, kinds: Sequence[str]) -> list[Case]:
     drawn: list[Case] = []
     for kind in kinds:
         share, make = KINDS[kind]
-        cases = make(source)
+        cases = list(make(source))
+        source.shuffle(cases)
         drawn += cases if count == 0 else cases[: max(1, round(count * share / total))]
     return drawn if count == 0 else drawn[:count]

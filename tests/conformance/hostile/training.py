@@ -91,7 +91,7 @@ _TOGETHER: Final = (
 )  # fmt: skip
 
 
-def arguments(source: random.Random) -> list[Case]:
+def arguments(_: random.Random) -> list[Case]:
     """Arguments of a model that no model has."""
     texts = ("0", "-1", "3", "7", "1.5", "x", "", "1e9", "9" * 30, "nan", "13")
     reals = ("-1", "nan", "inf", "x", "1e400", "2", "1e9", "-0.5", "")
@@ -102,9 +102,7 @@ def arguments(source: random.Random) -> list[Case]:
         for flag in flags
         for text in values
     ]
-    found += [_train(line, line.split()) for line in _TOGETHER * 3]
-    source.shuffle(found)
-    return found
+    return found + [_train(line, line.split()) for line in _TOGETHER * 3]
 
 
 def _train(
@@ -140,14 +138,8 @@ _WRITTEN: Final = ("save", "tensorboard-dir", "data-cache-path")
 _READ: Final = ("load", "data-path", "vocab-file", "tokenizer-model")
 
 
-def paths(source: random.Random) -> list[Case]:
+def paths(_: random.Random) -> Iterator[Case]:
     """Directories that Megatron cannot make, and files that it cannot read."""
-    found = list(_paths())
-    source.shuffle(found)
-    return found
-
-
-def _paths() -> Iterator[Case]:
     places = (*NO_PLACE, Value("a file", "notes.txt"), Value("a directory", "photos", None))
     for flag in _WRITTEN:
         more = ["--save-interval", "1"] if flag == "save" else []
@@ -255,9 +247,8 @@ _OTHER_RUN: Final = {
 }  # fmt: skip
 
 
-def checkpoints(source: random.Random) -> list[Case]:
+def checkpoints(source: random.Random) -> Iterator[Case]:
     """Checkpoints whose files are damaged, or that belong to another run."""
-    found = []
     for _ in range(3):
         for name in _FILES:
             for change in _CHANGES:
@@ -267,11 +258,9 @@ def checkpoints(source: random.Random) -> list[Case]:
                 if name == "latest_checkpointed" and change in (_damage, _remove):
                     refused = None
                 title = f"{name}: {change.__name__[1:]} {seed}"
-                found.append(_loading(title, [], refused, _one(name, change, seed)))
+                yield _loading(title, [], refused, _one(name, change, seed))
     for title, (line, refused) in _OTHER_RUN.items():
-        found.append(_loading(title, line.split(), refused, nothing))
-    source.shuffle(found)
-    return found
+        yield _loading(title, line.split(), refused, nothing)
 
 
 def _loading(name: str, words: Sequence[str], refused: bool | None, prepare: Prepare) -> Case:

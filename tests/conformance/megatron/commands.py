@@ -1,7 +1,7 @@
 """Runs one command for each model and each tool of Megatron, as a user types it, but small.
 
     python tests/conformance/megatron/commands.py CHECKOUT [--only REGEX] [--backend cpu]
-        [--limit 300] [--warm] [--json FILE] [--results DIRECTORY] [--logs DIRECTORY]
+        [--limit 300] [--warm] [--json FILE] [--logs DIRECTORY]
 
 The commands are in commands.toml, which says what each row means. Every one is started with
 `accel-bridge run --` in the checkout, one after the other, so that a tool may read what an earlier
@@ -11,7 +11,6 @@ another command when it ends well and says, or answers, what the row expects.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import re
@@ -23,9 +22,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -33,12 +31,10 @@ import megatron_programs
 import recipe_data
 import recipe_inference
 import recipe_rules
-from recipe_ranks import Nest
+from megatron_programs import Row, Trainer
 from recipe_verdicts import Phase, Verdict, judge, why
 
-HERE: Final = Path(__file__).parent
-LIST: Final = HERE / "commands.toml"
-_RANKS: Final = ["torchrun", "--standalone", "--nproc-per-node"]
+LIST: Final = Path(__file__).with_name("commands.toml")
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Command:
     directory: str = "$CHECKOUT"
     resumes: int = 0
     below: float = 0.0
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def trains(self) -> bool:
@@ -113,13 +109,10 @@ def small_script(text: str, edits: Sequence[tuple[str, str]]) -> str:
 class Bench:
     """Where commands run."""
 
-    checkout: Path
+    trainer: Trainer
     work: Path
     logs: Path
-    backend: str
-    limit: float
     words: Mapping[str, str]
-    nest: Nest | None = None
 
     def expand(self, text: str, places: Mapping[str, str]) -> str:
         """``text`` with the words of the list, then the places of this run."""
@@ -128,26 +121,24 @@ class Bench:
             text = new
         return text
 
-    def environment(self) -> dict[str, str]:
-        """What every run shares."""
-        directories = [str(Path(sys.executable).parent), os.environ["PATH"], str(self._torchrun())]
-        common = megatron_programs.environment(self.checkout, self.backend)
-        return common | {"PATH": os.pathsep.join(directories)}
+    def path(self) -> str:
+        """The programs of this environment, and a torchrun whose ranks have the trainer's Python.
 
-    def _torchrun(self) -> Path:
-        """A directory with torchrun, for an environment that sees torch but not its programs."""
+        Some environments see torch but not its programs.
+        """
         directory = self.work / "bin"
         directory.mkdir(exist_ok=True)
         program = directory / "torchrun"
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m torch.distributed.run "$@"\n')
+        program.write_text(f'#!/bin/sh\nexec {self.trainer.python} -m torch.distributed.run "$@"\n')
         program.chmod(0o755)
-        return directory
+        own = str(Path(sys.executable).parent)
+        return os.pathsep.join((str(directory), own, os.environ["PATH"]))
 
     def run(self, command: Command) -> Verdict:
         """One row."""
-        began = time.monotonic()
+        checkout = self.trainer.checkout
         places = {
-            "CHECKOUT": str(self.checkout),
+            "CHECKOUT": str(checkout),
             "WORK": str(self.work),
             "DATA": str(self.work / "data"),
         }
@@ -157,58 +148,44 @@ class Bench:
                 continue
             (self.work / name).write_text(self.expand(content, places), encoding="utf-8")
         if command.script:
-            text = (self.checkout / command.script).read_text(encoding="utf-8")
+            text = (checkout / command.script).read_text(encoding="utf-8")
             script = self.work / Path(command.script).name
             edits = [(old, self.expand(new, places)) for old, new in command.edits]
             script.write_text(small_script(text, edits), encoding="utf-8")
             places["SCRIPT"] = str(script)
         line = shlex.split(self.expand(command.line, places))
-        log = self.logs / (re.sub(r"\W+", "-", command.what) + ".log")
         directory = Path(self.expand(command.directory, places))
-        status, answer = self._start(line, command, directory, log)
-        output = log.read_text(encoding="utf-8", errors="replace")
+        status, output, answer = self._start(line, command, directory)
         flags = dict(zip(line, [*line[1:], ""], strict=True))
         iterations = recipe_rules.number(flags, "--train-iters", 0) - command.resumes
-        phase = Phase(command.what, 1, status, output, iterations)
-        if command.trains:
-            verdict = judge([phase], {}, resumes=False)
-            first = min(phase.losses, default=0)
-            wrong = ""
-            if command.resumes and first != command.resumes + 1:
-                wrong = f"it went on at iteration {first}"
-            if command.below and first and not phase.losses[first] < command.below:
-                wrong = f"the first loss is {phase.losses[first]}"
-            if verdict.outcome == "passed" and wrong:
-                verdict = dataclasses.replace(verdict, outcome="failed", reason=wrong)
-        else:
-            verdict = _judge_tool(command, phase, answer, self.work)
+        phase = Phase(status, output, iterations)
+        verdict = (
+            _judge_training(command, phase)
+            if command.trains
+            else _judge_tool(command, phase, answer, self.work)
+        )
         if verdict.outcome in ("failed", "refused") and command.upstream:
             pattern, reason = command.upstream
             if re.search(pattern, output):
-                verdict = dataclasses.replace(verdict, outcome="upstream", reason=reason)
-        return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
+                return Verdict("upstream", reason)
+        return verdict
 
     def _start(
-        self, line: Sequence[str], command: Command, directory: Path, log: Path
-    ) -> tuple[int, str]:
-        """(status, what a server answered)."""
-        words = [sys.executable, "-m", "accel_bridge", "run", "--", *line]
-        if self.nest is not None and line[:3] == _RANKS:
-            log.write_text(shlex.join(line) + "\n", encoding="utf-8")
-            script = [str(self.checkout / line[4]), *line[5:]]
-            return self.nest.run(script, int(line[3]), {}, log, self.limit), ""
+        self, line: Sequence[str], command: Command, directory: Path
+    ) -> tuple[int, str, str]:
+        """(status, output, what a server answered)."""
         answers = [""]
 
         def ask(process: subprocess.Popen[bytes]) -> int:
-            answers.append(_ask(process, *command.asks, limit=self.limit))
+            answers.append(_ask(process, *command.asks, limit=self.trainer.limit))
             return 0 if answers[-1] else process.poll() or 1
 
-        with log.open("w", encoding="utf-8") as stream:
-            stream.write(shlex.join(line) + "\n")
-            stream.flush()
-            environ, wait = self.environment(), ask if command.asks else None
-            status = megatron_programs.run(words, environ, directory, stream, self.limit, wait)
-        return status, answers[-1]
+        words = [sys.executable, "-m", "accel_bridge", "run", "--", *line]
+        log = self.logs / (re.sub(r"\W+", "-", command.what) + ".log")
+        wait = ask if command.asks else None
+        environ = {"PATH": self.path()}
+        status, output = self.trainer.run(words, directory, log, environ, wait=wait)
+        return status, output, answers[-1]
 
 
 def _ask(process: subprocess.Popen[bytes], address: str, body: str, *, limit: float) -> str:
@@ -229,65 +206,64 @@ def _ask(process: subprocess.Popen[bytes], address: str, body: str, *, limit: fl
     return ""
 
 
+def _judge_training(command: Command, phase: Phase) -> Verdict:
+    """The verdict over a command that trains."""
+    verdict = judge([phase], {}, resumes=False)
+    first = min(phase.losses, default=0)
+    if verdict.outcome != "passed":
+        return verdict
+    if command.resumes and first != command.resumes + 1:
+        return Verdict("failed", f"it went on at iteration {first}")
+    if command.below and first and not phase.losses[first] < command.below:
+        return Verdict("failed", f"the first loss is {phase.losses[first]}")
+    return verdict
+
+
 def _judge_tool(command: Command, phase: Phase, answer: str, work: Path) -> Verdict:
     """The verdict over a command that trains nothing."""
     if phase.status:
-        return Verdict(why(phase)[0], why(phase)[1], 1, {}, 0.0, why(phase)[2])
-    text = answer if command.asks else phase.output
+        return why(phase)
+    # The first line of a log is the command.
+    text = answer if command.asks else phase.output.partition("\n")[2]
     if command.shows and not re.search(command.shows, text):
-        return Verdict("failed", f"it does not say {command.shows}", 1, {}, 0.0, text[-2000:])
+        return Verdict("failed", f"it does not say {command.shows}")
     if command.writes and not any(work.glob(command.writes)):
-        return Verdict("failed", f"it writes no {command.writes}", 1, {}, 0.0, text[-2000:])
-    return Verdict("passed", "", 1, {}, 0.0)
+        return Verdict("failed", f"it writes no {command.writes}")
+    return Verdict("passed")
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main() -> int:
     """One line for each command; status 1 when one failed."""
-    options = megatron_programs.options(__doc__, "KIND/NAME").parse_args(words)
+    parser = megatron_programs.options(__doc__)
+    parser.add_argument("checkout", type=Path)
+    parser.add_argument("--only", default="", help="a regular expression of KIND/NAME")
+    asked = parser.parse_args()
     known, commands = read()
-    done: list[tuple[Command, Verdict]] = []
     with tempfile.TemporaryDirectory(prefix="commands-") as name:
         work = Path(name)
-        logs: Path = (options.logs or work / "logs").resolve()
-        logs.mkdir(parents=True, exist_ok=True)
         (work / "data").mkdir()
-        checkout: Path = options.checkout
+        checkout: Path = asked.checkout.resolve()
         recipe_data.make(checkout, work / "data")
         recipe_inference.make_tokenizer(work)
         text = [{"text": f"Document {n} is about the sea, and ends here."} for n in range(40)]
         (work / "text.jsonl").write_text("\n".join(map(json.dumps, text)) + "\n", encoding="utf-8")
-        bench = Bench(checkout, work, logs, options.backend, options.limit, known)
-        if options.warm:
-            nest = Nest(checkout, bench.environment())
-            bench = dataclasses.replace(bench, nest=nest)
-        for command in commands:
-            if re.search(options.only, f"{command.kind}/{command.what}"):
-                verdict = bench.run(command)
-                done.append((command, verdict))
-                told = f"{verdict.outcome} ({verdict.seconds} s) {verdict.reason}"
-                print(f"{command.what}: {told}", flush=True)
-                megatron_programs.write_verdicts(
-                    options.json,
-                    [
-                        ({"kind": one.kind, "what": one.what, "line": one.line}, verdict)
-                        for one, verdict in done
-                    ],
-                )
-        if bench.nest is not None:
-            bench.nest.close()
-    for kind in dict.fromkeys(command.kind for command, _ in done) if options.results else ():
-        rows = [(one.what, one.line, verdict) for one, verdict in done if one.kind == kind]
-        path = (
-            options.results
-            / f"{kind}-{megatron_programs.version_of(checkout)}-{options.backend}.json"
-        )
-        megatron_programs.write_rows(kind, options, path, rows)
-    counts = Counter(verdict.outcome for _, verdict in done)
-    print(dict(counts))
-    return int(counts["failed"] > 0)
+        python = megatron_programs.python_of(asked)
+        trainer = Trainer(checkout, asked.backend, python=python, limit=asked.limit)
+        bench = Bench(trainer, work, megatron_programs.logs_of(asked, work), known)
+        chosen = [one for one in commands if re.search(asked.only, f"{one.kind}/{one.what}")]
+        return megatron_programs.finish(asked, _rows(bench, chosen))
+
+
+def _rows(bench: Bench, commands: Sequence[Command]) -> Iterator[tuple[str, Row]]:
+    version = megatron_programs.version_of(bench.trainer.checkout)
+    for one in commands:
+        began = time.monotonic()
+        outcome, reason = bench.run(one)
+        seconds = round(time.monotonic() - began, 1)
+        yield one.kind, Row(version, one.what, one.line, outcome, 1, reason, None, seconds)
 
 
 if __name__ == "__main__":
     # Whoever ends this program ends what it has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    sys.exit(main())
+    raise SystemExit(main())

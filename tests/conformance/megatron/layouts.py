@@ -62,6 +62,7 @@ class Layout:
     :param then: layout of that second run, where it is another one: Megatron then draws random
         numbers anew, and no model here has dropout.
     :param wrong: an error is injected: its losses must *not* be those of one process.
+    :param patches: ``ACCEL_BRIDGE_PATCHES``.
     """
 
     processes: int
@@ -70,6 +71,7 @@ class Layout:
     resumes: bool = False
     then: str = ""
     wrong: bool = False
+    patches: str = ""
 
 
 _TP2_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
@@ -81,6 +83,11 @@ _EP2: Final = "--expert-model-parallel-size 2"
 #: Without it, Megatron's distributed optimizer resumes only in the layout that has saved it.
 _RESHARDED: Final = "--dist-ckpt-optim-fully-reshardable"
 _DISTRIBUTED: Final = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+#: With a graph, random numbers need a generator that it can hold.
+_GRAPH: Final = (
+    "--te-rng-tracker --no-create-attention-mask-in-dataloader --cuda-graph-warmup-steps 1 "
+    "--cuda-graph-impl"
+)
 
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "one": Layout(1),
@@ -112,6 +119,10 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
         resumes=True,
         then=f"{_DISTRIBUTED} {_RESHARDED} --no-load-rng",
     ),
+    "graph-layers": Layout(1, f"{_GRAPH} local"),
+    "graph-step": Layout(1, f"{_GRAPH} full_iteration --no-check-for-nan-in-loss-and-grad"),
+    # On a GPU, where there are graphs, it loses what the backward pass of a layer reads.
+    "graph-unkept": Layout(1, f"{_GRAPH} local", wrong=True, patches="-graph-saved-tensors"),
 }
 #: A run that names no layouts trains these.
 USUAL_LAYOUTS: Final = "one tp2 tp2-sp pp2-virtual dp2 cp2 ep2 resume injected".split()

@@ -17,9 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import re
-import shlex
-import sys
 import tempfile
 import threading
 import time
@@ -28,54 +25,37 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 
-from cells import ENTRIES, Cell, Chain, Trainer
+import megatron_programs
+from cells import Chain
 from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL, USUAL_LAYOUTS
-from megatron_programs import version_of
-
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
-
-from compatibility_results import Row, new_run  # noqa: E402
+from megatron_programs import ENTRIES, Row, Trainer, version_of
 
 
-def main(words: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Print one line per cell; status 1 when one failed."""
     parser = _parser()
-    if parser.parse_args(words).four:
+    if parser.parse_args().four:
         models, layouts = ",".join(FOUR_MODELS), ",".join(FOUR_LAYOUTS)
         parser.set_defaults(models=models, layouts=layouts, precisions="fp32,bf16")
-    arguments = parser.parse_args(words)
-    began = time.monotonic()
+    asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        logs: Path = arguments.logs or Path(name)
-        logs.mkdir(parents=True, exist_ok=True)
+        logs = megatron_programs.logs_of(asked, Path(name))
+        python = megatron_programs.python_of(asked)
+        own = (asked.backend, asked.entry, python, asked.limit, asked.wheel)
         chains = [
-            Chain(_trainer(arguments, checkout), version, model, precision, logs)
-            for version, checkout in map(_named, arguments.checkouts)
-            for model in arguments.models.split(",")
-            for precision in arguments.precisions.split(",")
+            Chain(Trainer(checkout, *own), version, model, precision, logs)
+            for version, checkout in map(_named, asked.checkouts)
+            for model in asked.models.split(",")
+            for precision in asked.precisions.split(",")
         ]
-        rows = []
-        for cell in _cells(chains, arguments):
-            print(_line(cell), flush=True)
-            rows.append(row_of(cell))
+        status = megatron_programs.finish(asked, (("matrix", row) for row in _rows(chains, asked)))
         for chain in chains:
             chain.directory.cleanup()
-    if arguments.json:
-        given = list(sys.argv[1:] if words is None else words)
-        command = "python tests/conformance/megatron/matrix.py " + shlex.join(
-            map(_without_paths, given)
-        )
-        rows.sort(key=lambda row: (row.megatron, row.subject, list(LAYOUTS).index(row.case)))
-        run = new_run("matrix", arguments.backend, command, rows, arguments.python)
-        run.write(arguments.json)
-    failed = sum(row.outcome == "failed" for row in rows)
-    print(f"{len(rows)} cells, {failed} failed, {time.monotonic() - began:.0f} s")
-    return int(failed > 0)
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = megatron_programs.options(__doc__)
     parser.add_argument("checkouts", nargs="+", metavar="[NAME=]CHECKOUT")
     parser.add_argument(
         "--layouts", default=",".join(USUAL_LAYOUTS), help=f"of {', '.join(LAYOUTS)}"
@@ -84,21 +64,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--precisions", default="fp32")
     four = "every model, precision and layout that wants four processes (or --backend cuda, GPUs)"
     parser.add_argument("--four", action="store_true", help=four)
-    parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--entry", default="module", choices=ENTRIES, help="how it is started")
     parser.add_argument(
         "--wheel", type=Path, metavar="DIRECTORY", help="another Transformer Engine"
     )
     parser.add_argument("--jobs", type=int, default=1, help="trainings side by side")
     parser.add_argument("--gpus", type=int, default=1, help="GPUs of this machine, for cuda")
-    parser.add_argument("--limit", type=float, default=300, help="seconds for one training")
     parser.add_argument(
         "--within", type=float, default=float("inf"), help="start nothing after this many seconds"
     )
-    parser.add_argument("--python", default=sys.executable, help="runs the trainings")
-    parser.add_argument("--warm", action="store_true", help="forks of one Python (see warm_python)")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")
     return parser
 
 
@@ -109,23 +83,12 @@ def _named(word: str) -> tuple[str, Path]:
     return name or version_of(checkout), checkout
 
 
-def _trainer(arguments: argparse.Namespace, checkout: Path) -> Trainer:
-    python = arguments.python
-    if arguments.warm:
-        from warm_python import interpreter
-
-        backend = arguments.backend
-        python = interpreter(emulated=backend == "ascend", cuda=backend == "cuda")
-    own = (arguments.backend, arguments.entry, python, arguments.limit, arguments.wheel)
-    return Trainer(checkout, *own)
-
-
-def _cells(chains: Sequence[Chain], arguments: argparse.Namespace) -> Iterator[Cell]:
+def _rows(chains: Sequence[Chain], arguments: argparse.Namespace) -> Iterator[Row]:
     """Every layout of every chain as it ends; the starts come first, since all others need them."""
     began = time.monotonic()
     devices = _Devices(arguments.gpus if arguments.backend == "cuda" else 0)
 
-    def job(work: Callable[[str], Cell], processes: int) -> Cell | None:
+    def job(work: Callable[[str], Row], processes: int) -> Row | None:
         if time.monotonic() - began > arguments.within:
             return None
         with devices.lend(processes) as gpus:
@@ -140,9 +103,9 @@ def _cells(chains: Sequence[Chain], arguments: argparse.Namespace) -> Iterator[C
             if "--num-experts" in MODELS[chain.model] or not LAYOUTS[name].experts
         ]
         for future in as_completed(rest):
-            cell = future.result()
-            if cell is not None:
-                yield cell
+            row = future.result()
+            if row is not None:
+                yield row
 
 
 class _Devices:
@@ -168,31 +131,5 @@ class _Devices:
                     self._users[one] -= 1
 
 
-def row_of(cell: Cell) -> Row:
-    """A cell as the results have it."""
-    return Row(
-        megatron=cell.chain.version,
-        subject=cell.chain.subject,
-        case=cell.layout,
-        outcome=cell.outcome,
-        reason=cell.refusal or _without_paths(cell.error),
-        value=cell.difference,
-        seconds=cell.seconds,
-    )
-
-
-def _line(cell: Cell) -> str:
-    off = "-" if cell.difference is None else f"{cell.difference:.1e}"
-    return (
-        f"{cell.chain.version:9} {cell.chain.subject:14} {cell.layout:12} {cell.seconds:6} s  "
-        f"off by {off:8} {cell.outcome} {cell.refusal or cell.error}"
-    )
-
-
-def _without_paths(text: str) -> str:
-    """A result without the directories of this machine: only their last parts."""
-    return re.sub(r"(?<![\w.])/[\w.@+-]+(/[\w.@+-]+)+", lambda match: Path(match[0]).name, text)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -4,37 +4,59 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
-import json
 import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import version
+from dataclasses import dataclass
+from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
+
+from compatibility_results import Row, new_run  # noqa: E402
+
+#: How the script is started: what a user types.
+ENTRIES: Final = ("module", "run", "auto", "pretrain")
+
+Wait = Callable[["subprocess.Popen[bytes]"], int]
 
 
-def options(about: str | None, names: str) -> argparse.ArgumentParser:
-    """Those that take a list of cases.
-
-    :param names: what ``--only`` is searched in.
-    """
+def options(about: str | None) -> argparse.ArgumentParser:
+    """Those of every runner."""
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
-    parser.add_argument("checkout", type=lambda text: Path(text).resolve(), metavar="CHECKOUT")
-    parser.add_argument("--only", default="", help=f"a regular expression of {names}")
     parser.add_argument("--backend", default="cpu", choices=("cpu", "ascend", "cuda"))
     parser.add_argument("--limit", type=float, default=300, help="seconds of one program")
-    parser.add_argument("--warm", action="store_true", help="fork ranks from one parent (CPU)")
-    parser.add_argument("--json", type=Path, help="write every verdict to this file")
-    parser.add_argument("--results", type=Path, help="write results for the page here")
+    parser.add_argument("--warm", action="store_true", help="forks of one Python (see warm_python)")
     parser.add_argument("--logs", type=Path, help="keep every run's output in this directory")
+    text = "results for the page; of several kinds, KIND- comes before the file's name"
+    parser.add_argument("--json", type=Path, metavar="FILE", help=text)
     return parser
+
+
+def python_of(asked: argparse.Namespace, emulated: bool = False) -> str:
+    """The interpreter of the programs, this one or the warm one.
+
+    :param emulated: they run on emulated NPUs, whatever the backend is otherwise.
+    """
+    if not asked.warm:
+        return sys.executable
+    from warm_python import interpreter
+
+    return interpreter(emulated=emulated or asked.backend == "ascend", cuda=asked.backend == "cuda")
+
+
+def logs_of(asked: argparse.Namespace, directory: Path) -> Path:
+    """Where the logs go: into ``directory`` unless they are kept."""
+    logs: Path = (asked.logs or directory / "logs").resolve()
+    logs.mkdir(parents=True, exist_ok=True)
+    return logs
 
 
 def environment(checkout: Path, backend: str, *more: str) -> dict[str, str]:
@@ -56,34 +78,109 @@ def run(
     command: Sequence[str],
     environ: Mapping[str, str],
     directory: Path,
-    output: IO[Any],
+    log: Path,
     limit: float,
-    wait: Callable[[subprocess.Popen[bytes]], int] | None = None,
-) -> int:
-    """Status of a program, -1 when it took longer; what it started does not outlive it.
+    wait: Wait | None = None,
+) -> tuple[int, str]:
+    """Status of a program, -1 when it took longer, and its log; what it started ends with it.
 
+    :param log: gets the command and its output.
     :param limit: seconds.
     :param wait: gives the status of one that need not end.
     """
-    process = subprocess.Popen(
-        command,
-        cwd=directory,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        return wait(process) if wait else process.wait(limit)
-    except subprocess.TimeoutExpired:
-        return -1
-    finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            # torchrun ends its ranks first.
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, number)
-                process.wait(10)
+    with log.open("w", encoding="utf-8") as stream:
+        stream.write(f"{shlex.join(command)}\n")
+        stream.flush()
+        process = subprocess.Popen(
+            command,
+            cwd=directory,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = wait(process) if wait else process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = -1
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                # torchrun ends its ranks first.
+                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                    os.killpg(process.pid, number)
+                    process.wait(10)
+    output = log.read_text(encoding="utf-8", errors="replace")
+    return status, output + f"\nTimeoutError: no end within {limit:.0f} s" * (status == -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Starts programs of a Megatron.
+
+    :param checkout: directory with ``megatron`` and, except for ``pretrain``, the script.
+    :param entry: one of :data:`ENTRIES`.
+    :param python: the interpreter, or the warm one.
+    :param limit: seconds after which a training is killed.
+    :param wheel: directory of an unpacked Transformer Engine wheel, instead of the installed one.
+    :param script: of the checkout.
+    """
+
+    checkout: Path
+    backend: str = "cpu"
+    entry: str = "module"
+    python: str = sys.executable
+    limit: float = 300
+    wheel: Path | None = None
+    script: str = "pretrain_gpt.py"
+
+    @property
+    def release(self) -> str:
+        """Of the wheel; empty without one."""
+        found = () if self.wheel is None else distributions(path=[str(self.wheel)])
+        return next((one.version for one in found if "engine" in one.name), "")
+
+    def command(self, processes: int, arguments: Sequence[str]) -> list[str]:
+        """The command line."""
+        script = str(self.checkout / self.script)
+        torchrun = [self.python, "-m", "torch.distributed.run", "--standalone"]
+        torchrun += ["--nproc-per-node", str(processes)]
+        launcher = torchrun if processes > 1 else [self.python]
+        bridge = [self.python, "-m", "accel_bridge"]
+        command = {
+            "module": [*launcher, "-m", "accel_bridge.run", script, *arguments],
+            "run": [*bridge, "run", "--", *launcher, script, *arguments],
+            "auto": [*launcher, str(Path(__file__).with_name("with_auto.py")), script, *arguments],
+            "pretrain": [*bridge, "pretrain", "--nproc-per-node", str(processes), "--", *arguments],
+        }[self.entry]
+        if self.backend == "ascend":
+            command = [*bridge, "emulate-ascend", "--devices", str(processes), "--", *command]
+        return command
+
+    def train(
+        self,
+        processes: int,
+        arguments: Sequence[str],
+        directory: Path,
+        log: Path,
+        environ: Mapping[str, str] | None = None,
+    ) -> tuple[int, str]:
+        """Status and output of a training."""
+        return self.run(self.command(processes, arguments), directory, log, environ or {})
+
+    def run(
+        self,
+        command: Sequence[str],
+        directory: Path,
+        log: Path,
+        environ: Mapping[str, str],
+        limit: float | None = None,
+        wait: Wait | None = None,
+    ) -> tuple[int, str]:
+        """Status and output of a program; the parameters are those of :func:`run`."""
+        wheels = () if self.wheel is None else (str(self.wheel),)
+        common = environment(self.checkout, self.backend, *wheels)
+        return run(command, common | dict(environ), directory, log, limit or self.limit, wait)
 
 
 def version_of(checkout: Path) -> str:
@@ -98,36 +195,30 @@ def version_of(checkout: Path) -> str:
     return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
 
 
-def write_verdicts(path: Path | None, found: Iterable[tuple[dict[str, str], Any]]) -> None:
-    """Each verdict (a dataclass) with its names, where a file is asked for."""
-    if path is not None:
-        told = [names | dataclasses.asdict(verdict) for names, verdict in found]
-        path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
-
-
-def write_rows(
-    kind: str, options: argparse.Namespace, path: Path, rows: Iterable[Sequence[Any]]
-) -> None:
-    """A file of tools/compatibility.
-
-    :param rows: (subject, case, verdict) of each.
-    """
-    sys.path.append(str(ROOT / "tools"))
-    from compatibility_results import Row, new_run
-
-    made = [
-        Row(
-            version_of(options.checkout),
-            subject,
-            case,
-            verdict.outcome,
-            reason=verdict.reason,
-            seconds=verdict.seconds or None,
+def finish(asked: argparse.Namespace, ended: Iterable[tuple[str, Row]]) -> int:
+    """A line for each (kind, row) as it ends, then the results; status 1 when one failed."""
+    rows: dict[str, list[Row]] = {}
+    for kind, row in ended:
+        rows.setdefault(kind, []).append(row)
+        off = "" if row.value is None else f", off by {row.value:.1e}"
+        print(
+            f"{row.megatron} {row.subject}, {row.case}: {row.outcome} ({row.seconds} s{off}) "
+            f"{row.reason}",
+            flush=True,
         )
-        for subject, case, verdict in rows
-    ]
-    target = "recipes" if kind == "recipes" else "commands"
-    command = f"make megatron-{target} MEGATRON=CHECKOUT"
-    if options.only:
-        command += f" ARGS={shlex.quote(f'--only {shlex.quote(options.only)}')}"
-    new_run(kind, options.backend, command, made).write(path)
+    for kind, done in rows.items() if asked.json else ():
+        script, *words = sys.argv
+        line = shlex.join(["python", f"tests/conformance/megatron/{Path(script).name}", *words])
+        done.sort(key=lambda row: (row.megatron, row.subject, row.case))
+        run = new_run(kind, asked.backend, without_paths(line), done)
+        run.write(
+            asked.json.with_name(f"{kind}-{asked.json.name}" if len(rows) > 1 else asked.json.name)
+        )
+    counts = Counter(row.outcome for done in rows.values() for row in done)
+    print(dict(counts))
+    return int(counts["failed"] > 0)
+
+
+def without_paths(text: str) -> str:
+    """A result without the directories of this machine: only their last parts."""
+    return re.sub(r"(?<![\w.])/[\w.@+-]+(/[\w.@+-]+)+", lambda match: Path(match[0]).name, text)

@@ -14,27 +14,24 @@ test suite: it says what nobody named.
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests")]
+import megatron_programs
+from cells import error_in
+from megatron_programs import Trainer
+from mixtures import Mixture, Variant, draw
+from recipe_verdicts import Numbers, numbers_in
+from rehearsed import Rehearsed
 
-from cells import Trainer, error_in  # noqa: E402
-from mixtures import Mixture, Variant, draw  # noqa: E402
-from rehearsed import Rehearsed  # noqa: E402
-from warm_python import interpreter  # noqa: E402
-
-from accel_bridge.apps.comparison import NotComparable, compare  # noqa: E402
-from accel_bridge.bridge.activation import BEFORE  # noqa: E402
-from accel_bridge.recording import PLAN, Observation, Plan, read  # noqa: E402
+from accel_bridge.apps.comparison import NotComparable, compare
+from accel_bridge.bridge.activation import BEFORE
+from accel_bridge.recording import PLAN, Observation, Plan, read
 
 ALL: Final = 5
 SAVED: Final = 1
@@ -52,37 +49,32 @@ REFUSALS: Final = (
     *("Megatron does not accept", "Megatron does not take", "is required"),
     "are currently supported",
 )
-_LINE: Final = re.compile(r"iteration\s+(\d+)/\s*\d+ \|(.*)", re.IGNORECASE)
-_VALUE: Final = re.compile(r"([\w -]*(?:loss|norm)[\w -]*): ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
-
-Numbers = dict[int, dict[str, float]]
 
 
 def main() -> int:
     """Print a line per variant; status 1 when one is wrong."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = megatron_programs.options(__doc__)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("--seeds", default="1-10", help="FIRST-LAST")
     parser.add_argument("--variants", type=int, default=3)
     parser.add_argument("--hybrid", action="store_true", help="models with state-space layers")
     parser.add_argument("--rehearse", action="store_true", help="compare with a rehearsal")
-    parser.add_argument("--logs", type=Path, help="keep every run's output here")
-    parser.add_argument("--limit", type=float, default=120, help="seconds for one training")
-    arguments = parser.parse_args()
-    first, _, last = arguments.seeds.partition("-")
-    scripts = ["pretrain_hybrid.py", "pretrain_mamba.py"] if arguments.hybrid else []
-    checkout: Path = arguments.checkout.resolve()
+    parser.set_defaults(limit=120, warm=True)
+    asked = parser.parse_args()
+    first, _, last = asked.seeds.partition("-")
+    scripts = ["pretrain_hybrid.py", "pretrain_mamba.py"] if asked.hybrid else []
+    checkout: Path = asked.checkout.resolve()
     script = next(name for name in (*scripts, "pretrain_gpt.py") if (checkout / name).exists())
-    trainer = Trainer(checkout, "cpu", "module", interpreter(), arguments.limit, script=script)
+    python = megatron_programs.python_of(asked)
+    trainer = Trainer(checkout, asked.backend, "module", python, asked.limit, script=script)
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
-        logs: Path = arguments.logs or Path(name)
-        logs.mkdir(parents=True, exist_ok=True)
-        known = known_flags(trainer, Path(name))
+        logs = megatron_programs.logs_of(asked, Path(name))
+        known = known_flags(trainer, logs)
         for seed in range(int(first), int(last or first) + 1):
-            mixture = draw(seed, known, arguments.variants, arguments.hybrid)
+            mixture = draw(seed, known, asked.variants, asked.hybrid)
             with tempfile.TemporaryDirectory(dir=name) as directory:
-                judge = Rehearsed if arguments.rehearse else Try
+                judge = Rehearsed if asked.rehearse else Try
                 for line in judge(trainer, mixture, Path(directory), logs).lines():
                     counts[line.split()[1]] += 1
                     print(line, flush=True)
@@ -90,9 +82,9 @@ def main() -> int:
     return int(counts["WRONG"] > 0)
 
 
-def known_flags(trainer: Trainer, directory: Path) -> dict[str, list[str]]:
+def known_flags(trainer: Trainer, logs: Path) -> dict[str, list[str]]:
     """All flags of this Megatron, and the values of those that take only some."""
-    _, output = trainer.train(1, ["--help"], directory)
+    _, output = trainer.train(1, ["--help"], logs, logs / "help.log")
     return flags_in(output)
 
 
@@ -208,9 +200,8 @@ class Try:
         if SAVED + 1 in steps and "--exit-interval" not in more:
             plan = Plan(out=str(self._recording(name)))
             environ |= {BEFORE: "accel_bridge.apps.record:attach", PLAN: plan.as_word()}
-        status, output = self.trainer.train(processes, words, self.directory, environ=environ)
         log = self.logs / f"{self.trainer.checkout.name}-{self.mixture.seed}-{name}.log"
-        log.write_text(f"{' '.join(words)}\nstatus {status}\n{output}", encoding="utf-8")
+        status, output = self.trainer.train(processes, words, self.directory, log, environ)
         found = numbers_in(output)
         losses = {step: values.get("lm loss", math.nan) for step, values in found.items()}
         return error_in(status, output, steps, losses), found
@@ -219,15 +210,6 @@ class Try:
 def norm_of(*tensors: Observation) -> float:
     """The largest of these."""
     return max(math.sqrt(one.moments.squares) for one in tensors)
-
-
-def numbers_in(output: str) -> Numbers:
-    """Iteration -> name -> value of what Megatron prints and must agree."""
-    found: Numbers = {}
-    for number, line in _LINE.findall(output):
-        values = {name.strip(): float(value) for name, value in _VALUE.findall(line)}
-        found[int(number)] = values
-    return found
 
 
 def verdict(error: str) -> str:
@@ -239,4 +221,4 @@ def verdict(error: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-import megatron_programs
 import recipe_data
 import recipe_inference
 import recipe_rules
 import yaml
-from recipe_ranks import Nest
+from megatron_programs import Trainer
 from recipe_verdicts import Phase, Verdict, judge, judge_text
 
 CASES: Final = "tests/functional_tests/test_cases"
@@ -101,12 +97,10 @@ def recipes(checkout: Path) -> Iterable[Recipe]:
         yield recipe
 
 
-def tokens(arguments: recipe_rules.Arguments, kind: str) -> None:
+def tokens(arguments: recipe_rules.Arguments) -> None:
     """Keep the recipe's tokenizer where its files are ours, else put a NullTokenizer in place."""
-    own = str(arguments.get("--tokenizer-type")) in OWN_TOKENIZERS and (
-        "--tokenizer-model" not in arguments
-    )
-    if own and (kind == "own" or arguments.get("--tokenizer-type") == "NullTokenizer"):
+    own = str(arguments.get("--tokenizer-type")) in OWN_TOKENIZERS
+    if own and "--tokenizer-model" not in arguments:
         return
     for flag in _TOKENIZER_FLAGS:
         arguments.pop(flag, None)
@@ -118,28 +112,21 @@ def tokens(arguments: recipe_rules.Arguments, kind: str) -> None:
 class Runner:
     """Where and how recipes run."""
 
-    checkout: Path
+    trainer: Trainer
     data: Path
     logs: Path
-    backend: str
-    limit: float
-    tokenizer: str
     most: int = recipe_rules.MOST
-    nest: Nest | None = None
 
     def run(self, recipe: Recipe) -> Verdict:
         """All phases of one recipe, and what they show."""
-        began = time.monotonic()
-        kind = str(recipe.config.get("TEST_TYPE"))
         if reason := self._not_here(recipe):
-            return Verdict("harness", reason, 0, {}, 0.0)
-        if recipe.mode == "inference":
-            verdict = self._generate(recipe)
-            return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
-        phases: list[Phase] = []
+            return Verdict("harness", reason)
         with tempfile.TemporaryDirectory(prefix="recipe-") as name:
             directory = Path(name)
-            resumes = kind in RESUMES
+            if recipe.mode == "inference":
+                return self._generate(recipe, directory)
+            phases: list[Phase] = []
+            resumes = recipe.config.get("TEST_TYPE") in RESUMES
             for number, key in enumerate(self.keys(recipe), start=1):
                 phase = self._phase(recipe, key, directory, number, resumes=resumes)
                 phases.append(phase)
@@ -147,13 +134,10 @@ class Runner:
                     break
                 if resumes and number == 1:
                     _back(directory / "save", recipe_rules.SAVED)
-            checked = _check_log(recipe, directory / "logs")
-        verdict = judge(phases, recipe.config, resumes=resumes)
-        if verdict.outcome == "passed" and not checked:
-            verdict = dataclasses.replace(
-                verdict, outcome="failed", reason="the recipe's own look at its log"
-            )
-        return dataclasses.replace(verdict, seconds=round(time.monotonic() - began, 1))
+            verdict = judge(phases, recipe.config, resumes=resumes)
+            if verdict.outcome == "passed" and not _check_log(recipe, directory / "logs"):
+                return Verdict("failed", "the recipe's own look at its log")
+            return verdict
 
     def signature(self, recipe: Recipe) -> str:
         """What two recipes share that differ in nothing but the machine that upstream wants."""
@@ -168,23 +152,20 @@ class Runner:
     def _small(
         self, given: recipe_rules.Arguments, *, resumes: bool
     ) -> tuple[recipe_rules.Arguments, int]:
-        tokens(given, self.tokenizer)
+        tokens(given)
         if "--dataset-provider" in given:  # the image sets of MIMO are upstream's own
             given |= {"--dataset-provider": "mock", "--model-provider": "mock"}
             given.pop("--language-model-checkpoint", None)
         return recipe_rules.scale(given, resumes=resumes, most=self.most)
 
-    def _not_here(self, recipe: Recipe) -> str:
+    @staticmethod
+    def _not_here(recipe: Recipe) -> str:
         """Why this recipe cannot be started, or ""."""
         given = recipe.config.get("MODEL_ARGS")
         if recipe.mode == "rl" or not given:
             return "reinforcement learning wants a checkpoint and prompts of upstream's"
-        if recipe.mode == "inference" and self.tokenizer == "null":
-            return "its tokenizer needs tiktoken, which this machine lacks"
         if not all(flag.startswith("--") for flag in given):
             return "a recipe of NeMo, which has another launcher"
-        if self.tokenizer == "null" and (recipe.family in ("bert", "t5") or "--fim-data" in given):
-            return "its tokenizer needs transformers, which this machine lacks"
         return ""
 
     @staticmethod
@@ -197,31 +178,27 @@ class Runner:
             return ["MODEL_ARGS", second]
         return ["MODEL_ARGS"]
 
-    def _generate(self, recipe: Recipe) -> Verdict:
+    def _generate(self, recipe: Recipe, directory: Path) -> Verdict:
         """Train a small checkpoint of the family, then generate from it."""
-        name = next((word for word in ("hybrid", "moe") if word == recipe.family), "gpt")
-        with tempfile.TemporaryDirectory(prefix="recipe-") as path:
-            directory = Path(path)
-            tokenizer = recipe_inference.make_tokenizer(directory)
-            recipe_inference.make_prompts(self.data)
-            places = self._places(recipe, directory, directory / "save", 1)
-            given = dict(recipe.config["MODEL_ARGS"])
-            # A smaller layout, as when it generates.
-            recipe_rules.processes(given, most=1, limit=recipe_inference.RANKS)
-            script, line = recipe_inference.checkpoint(name, given, tokenizer, directory / "save")
-            log = self.logs / f"{recipe.family}-{recipe.name}-0.log"
-            status, output = self._start(script, line, 1, places, log)
-            if status:
-                return judge([Phase("checkpoint", 1, status, output, 0)], {}, resumes=False)
-            words, world = recipe_inference.scale(
-                recipe.config["MODEL_ARGS"], tokenizer, directory / "save"
-            )
-            line = [_expand(word, places) for word in words]
-            log = self.logs / f"{recipe.family}-{recipe.name}-1.log"
-            status, output = self._start(recipe.script, line, world, places, log)
-            written = Path(places["INFERENCE_OUTPUT_PATH"])
-            text = written.read_text(encoding="utf-8") if written.is_file() else ""
-            return judge_text(Phase("generate", world, status, output, 0), text)
+        family = next((word for word in ("hybrid", "moe") if word == recipe.family), "gpt")
+        tokenizer = recipe_inference.make_tokenizer(directory)
+        recipe_inference.make_prompts(self.data)
+        places = self._places(recipe, directory, directory / "save", 1)
+        given = dict(recipe.config["MODEL_ARGS"])
+        # A smaller layout, as when it generates.
+        recipe_rules.processes(given, most=1, limit=recipe_inference.RANKS)
+        script, line = recipe_inference.checkpoint(family, given, tokenizer, directory / "save")
+        status, output = self._start(recipe, 0, line, 1, places, script)
+        if status:
+            return judge([Phase(status, output)], {}, resumes=False)
+        words, world = recipe_inference.scale(
+            recipe.config["MODEL_ARGS"], tokenizer, directory / "save"
+        )
+        line = [_expand(word, places) for word in words]
+        status, output = self._start(recipe, 1, line, world, places)
+        written = Path(places["INFERENCE_OUTPUT_PATH"])
+        text = written.read_text(encoding="utf-8") if written.is_file() else ""
+        return judge_text(Phase(status, output), text)
 
     def _phase(
         self, recipe: Recipe, key: str, directory: Path, number: int, *, resumes: bool
@@ -236,9 +213,8 @@ class Runner:
             line += (
                 _expand(word, places).split() if "DATA_BLEND" in word else [_expand(word, places)]
             )
-        log = self.logs / f"{recipe.family}-{recipe.name}-{number}.log"
-        status, output = self._start(recipe.script, line, world, places, log)
-        return Phase(key, world, status, output, recipe_rules.number(small, "--train-iters", 0))
+        status, output = self._start(recipe, number, line, world, places)
+        return Phase(status, output, recipe_rules.number(small, "--train-iters", 0))
 
     def _places(self, recipe: Recipe, directory: Path, load: Path, number: int) -> dict[str, str]:
         """The variables of upstream's runner and of the recipe."""
@@ -266,29 +242,23 @@ class Runner:
         return places
 
     def _start(
-        self, script: str, line: list[str], world: int, places: Mapping[str, str], log: Path
+        self,
+        recipe: Recipe,
+        number: int,
+        line: list[str],
+        world: int,
+        places: Mapping[str, str],
+        script: str = "",
     ) -> tuple[int, str]:
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(world), "-m", "accel_bridge.run"]
-        command += [str(self.checkout / script), *line]
+        """Status and output of a script, the recipe's own unless one is named."""
+        log = self.logs / f"{recipe.family}-{recipe.name}-{number}.log"
+        trainer = replace(self.trainer, script=script or recipe.script)
+        status, output = trainer.train(world, line, trainer.checkout, log, places)
+        # The recipe's own checks get a copy.
         logs = Path(places["LOG_DIR"])
         logs.mkdir(exist_ok=True)
-        with log.open("w", encoding="utf-8") as stream:
-            stream.write(" ".join([script, *line]) + "\n")
-            stream.flush()
-            if self.nest is not None:
-                words = [str(self.checkout / script), *line]
-                status = self.nest.run(words, world, places, log, self.limit)
-            else:
-                environ = self.environment() | dict(places)
-                status = megatron_programs.run(command, environ, self.checkout, stream, self.limit)
-        # The recipe's own checks get a copy.
         shutil.copy(log, logs / log.name)
-        return status, log.read_text(encoding="utf-8", errors="replace")
-
-    def environment(self) -> dict[str, str]:
-        """What every run shares."""
-        return megatron_programs.environment(self.checkout, self.backend)
+        return status, output
 
 
 def _check_log(recipe: Recipe, logs: Path) -> bool:

@@ -13,9 +13,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-_LOSS: Final = re.compile(r"iteration\s+(\d+)/.*?lm loss: ([-+.\dEe]+|nan|inf)", re.I)
+_LINE: Final = re.compile(r"iteration\s+(\d+)/\s*\d+ \|(.*)", re.IGNORECASE)
+_VALUE: Final = re.compile(r"([\w -]*(?:loss|norm)[\w -]*): ([-+.\dEe]+|nan|inf)", re.IGNORECASE)
+
+#: Iteration -> name -> value.
+Numbers = dict[int, dict[str, float]]
 
 #: Largest loss of a model that knows nothing: ln(rows of the embedding) and some room.
 LARGEST_FIRST_LOSS: Final = math.log(2048) + 1.5
@@ -60,11 +64,9 @@ _LOST: Final = "lost its connection"
 class Phase:
     """One start of the script."""
 
-    key: str
-    world: int
     status: int
     output: str
-    iterations: int
+    iterations: int = 0
 
     @property
     def losses(self) -> dict[int, float]:
@@ -72,58 +74,46 @@ class Phase:
         return losses_in(self.output)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one recipe did."""
 
     outcome: str
-    reason: str
-    world: int
-    losses: Mapping[int, float]
-    seconds: float
-    tail: str = ""
+    reason: str = ""
 
 
 def judge(phases: Sequence[Phase], config: Mapping[str, object], *, resumes: bool) -> Verdict:
     """The verdict over all phases of a recipe."""
-    first = phases[0].losses
-
-    def ended(outcome: str, reason: str, tail: str = "") -> Verdict:
-        return Verdict(outcome, reason, phases[0].world, first, 0.0, tail)
-
     last = phases[-1]
     expected = "AFTER_SCRIPT" in config and "EXIT_CODE=0" in str(config["AFTER_SCRIPT"])
-    if last.status and not (expected and first):
-        return ended(*why(last))
+    if last.status and not (expected and phases[0].losses):
+        return why(last)
     if expected:  # an injected error ends it early
         phases = [dataclasses.replace(phase, iterations=0) for phase in phases]
     wrong = _wrong(phases, resumes=resumes)
-    return ended("failed", wrong, _tail(last.output)) if wrong else ended("passed", "")
+    return Verdict("failed", wrong) if wrong else Verdict("passed")
 
 
 def judge_text(phase: Phase, written: str) -> Verdict:
     """The verdict over a run that generates text into a file of JSON."""
-    outcome, reason, tail = ("passed", "", "")
     if phase.status:
-        outcome, reason, tail = why(phase)
-    elif "generated_tokens" not in written and "generated_text" not in written:
-        outcome, reason, tail = "failed", "no text was generated", _tail(phase.output)
-    return Verdict(outcome, reason, phase.world, {}, 0.0, tail)
+        return why(phase)
+    generated = "generated_tokens" in written or "generated_text" in written
+    return Verdict("passed") if generated else Verdict("failed", "no text was generated")
 
 
-def why(phase: Phase) -> tuple[str, str, str]:
-    """Outcome, reason and evidence of a start that ended with a status."""
+def why(phase: Phase) -> Verdict:
+    """What a start that ended with a status means."""
     for pattern, outcome, reason in REASONS:
         if found := re.search(pattern, phase.output):
-            return outcome, reason.format(*found.groups()), _tail(phase.output)
+            return Verdict(outcome, reason.format(*found.groups()))
     if phase.status == -1:
-        return "failed", "out of time", _tail(phase.output)
+        return Verdict("failed", "out of time")
     told, raised = errors(phase.output)
     if told and not raised:
         first = told[0].splitlines()[0]
         # Refused means before a step; this is an exception of a step, explained.
-        return "failed" if first.startswith(_STOPPED) else "refused", first, told[0]
-    return "failed", raised[0] if raised else "no word", _tail(phase.output)
+        return Verdict("failed" if first.startswith(_STOPPED) else "refused", first)
+    return Verdict("failed", raised[0] if raised else "no word")
 
 
 def _wrong(phases: Sequence[Phase], *, resumes: bool) -> str:
@@ -151,9 +141,18 @@ def _wrong(phases: Sequence[Phase], *, resumes: bool) -> str:
     return ""
 
 
+def numbers_in(output: str) -> Numbers:
+    """The losses and norms that Megatron prints."""
+    return {
+        int(number): {name.strip(): float(value) for name, value in _VALUE.findall(line)}
+        for number, line in _LINE.findall(output)
+    }
+
+
 def losses_in(output: str) -> dict[int, float]:
     """Iteration -> loss, as Megatron prints them."""
-    return {int(number): float(loss) for number, loss in _LOSS.findall(output)}
+    name = "lm loss"
+    return {step: values[name] for step, values in numbers_in(output).items() if name in values}
 
 
 def errors(output: str) -> tuple[list[str], list[str]]:
@@ -170,9 +169,3 @@ def errors(output: str) -> tuple[list[str], list[str]]:
         [one for one in told if _LOST not in one],
         [one[:300] for one in raised if "ChildFailedError" not in one and "gloo" not in one],
     )
-
-
-def _tail(output: str, lines: int = 60) -> str:
-    """The end of the output before torchrun's own summary."""
-    kept = output.split("torch.distributed.elastic.multiprocessing.errors.ChildFailedError")[0]
-    return "\n".join(kept.splitlines()[-lines:])

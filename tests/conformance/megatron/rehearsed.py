@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import megatron_programs
-from cells import Trainer
+from megatron_programs import Trainer
 from mixtures import Mixture
 from recipe_verdicts import errors
 
@@ -77,10 +77,8 @@ class Rehearsed:
     ) -> tuple[int, str]:
         # Megatron asks for it with Transformer Engine's Python.
         environ = {**environ, "NVTE_CPU_OFFLOAD_V1": "1"}
-        status, output = self.trainer.run(command, self.directory, environ, limit)
-        path = self.logs / f"{self.trainer.checkout.name}-{self.mixture.seed}-{name}.log"
-        path.write_text(f"{' '.join(command)}\nstatus {status}\n{output}")
-        return status, output
+        log = self.logs / f"{self.trainer.checkout.name}-{self.mixture.seed}-{name}.log"
+        return self.trainer.run(command, self.directory, log, environ, limit)
 
 
 def said(output: str) -> str:

@@ -36,17 +36,17 @@ def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
     line, log = ["sh", "-c", "sleep 60 & echo $!; wait"], tmp_path / "log"
 
     def late(process: subprocess.Popen[bytes]) -> int:
-        while not log.read_text():
+        while log.read_text().count("\n") < 2:
             time.sleep(0.02)
         return process.wait(0.1)
 
-    with log.open("w") as output:
-        environ = megatron_programs.environment(tmp_path, "cpu")
-        assert megatron_programs.run(line, environ, tmp_path, output, 60, late) == -1
+    environ = megatron_programs.environment(tmp_path, "cpu")
+    status, output = megatron_programs.run(line, environ, tmp_path, log, 60, late)
+    assert (status, "TimeoutError" in output) == (-1, True)
     end = time.monotonic() + 20
     with contextlib.suppress(OSError):  # it is gone
         # What is killed ends a moment later; a zombie has no command line.
-        while Path("/proc", log.read_text().strip(), "cmdline").read_bytes():
+        while Path("/proc", log.read_text().split()[-1], "cmdline").read_bytes():
             assert time.monotonic() < end
             time.sleep(0.02)
 
@@ -80,5 +80,5 @@ def test_what_an_end_means(
     outcome: str,
     tmp_path: Path,
 ) -> None:
-    phase = Phase("a tool", 1, status, output, 0)
+    phase = Phase(status, f"$ python tool.py\n{output}")
     assert commands._judge_tool(command, phase, answer, tmp_path).outcome == outcome

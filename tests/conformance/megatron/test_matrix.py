@@ -40,9 +40,7 @@ class Fake:
     entry: str = "module"
     release: str = ""
 
-    def train(
-        self, processes: int, words: list[str], directory: Path, gpus: str
-    ) -> tuple[int, str]:
+    def train(self, processes: int, words: list[str], *others: object) -> tuple[int, str]:
         if "--load" not in words:
             return 0, ""
         first = layouts.RESUMED if words[words.index("--load") + 1].endswith("resume") else 2
@@ -66,7 +64,7 @@ def test_a_layout_that_departs_is_found(tmp_path: Path) -> None:
     one = chain(tmp_path, off={"--sequence-parallel": 3e-5, "--context-parallel-size": 1e-5})
     found = outcomes(one, "one", "tp2-sp", "cp2", "injected")
     assert found == {"one": "passed", "tp2-sp": "failed", "cp2": "passed", "injected": "passed"}
-    assert one.run("tp2-sp").error.startswith("off by 3")
+    assert one.run("tp2-sp").reason.startswith("off by 3")
 
 
 def test_an_injected_fault_that_changes_nothing_is_a_failure(tmp_path: Path) -> None:
@@ -87,9 +85,9 @@ def test_a_resume_goes_on_in_its_second_layout(tmp_path: Path) -> None:
     trained: list[list[str]] = []
     real = one.trainer.train
 
-    def train(processes: int, words: list[str], directory: Path, gpus: str) -> tuple[int, str]:
+    def train(processes: int, words: list[str], *others: Any) -> tuple[int, str]:
         trained.append(words)
-        return real(processes, words, directory, gpus)
+        return real(processes, words, *others)
 
     one.trainer.train = train
     one.start()

@@ -9,10 +9,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cells import Trainer
+from megatron_programs import Trainer
 from mixtures import LAYOUTS, MODEL, NEUTRAL, Mixture, draw
 from parity.made import Change, recording
-from random_training import Try, flags_in, numbers_in, verdict
+from random_training import Try, flags_in, verdict
+from recipe_verdicts import numbers_in
 from rehearsed import difference, said
 
 from accel_bridge.recording import write

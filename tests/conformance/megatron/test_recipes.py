@@ -124,7 +124,7 @@ GOOD = output(7.0, 6.9, 6.8, 6.7, 6.6, 6.5)
     ],
 )
 def test_a_resumed_run_repeats_the_losses(second: str, outcome: str) -> None:
-    phases = [Phase("MODEL_ARGS", 2, 0, GOOD, 6), Phase("MODEL_ARGS", 2, 0, second, 6)]
+    phases = [Phase(0, GOOD, 6), Phase(0, second, 6)]
     assert judge(phases, {}, resumes=True).outcome == outcome
 
 
@@ -143,7 +143,7 @@ def test_a_resumed_run_repeats_the_losses(second: str, outcome: str) -> None:
     ],
 )
 def test_what_an_end_means(status: int, text: str, outcome: str) -> None:
-    assert judge([Phase("MODEL_ARGS", 2, status, text, 6)], {}, resumes=False).outcome == outcome
+    assert judge([Phase(status, text, 6)], {}, resumes=False).outcome == outcome
 
 
 def test_a_small_hybrid_model_keeps_few_requests_and_what_its_layers_take(tmp_path: Path) -> None:

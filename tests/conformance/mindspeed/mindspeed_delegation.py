@@ -12,17 +12,21 @@ that the vocabulary lacks: both must be errors in three parts.
 
 from __future__ import annotations
 
-import argparse
+import math
 import os
-import re
-import subprocess
+import random
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_numbers import write_numbers
+sys.path.append(str(Path(__file__).resolve().parents[1] / "megatron"))
+
+import megatron_programs
+from mindspeed_scripts import apart
+from recipe_data import write_indexed
+from recipe_verdicts import Numbers, numbers_in
 
 TOLERANCE = 1e-5
 MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64
@@ -34,12 +38,6 @@ MODEL = """--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 
 --transformer-impl local --distributed-backend nccl --ckpt-format torch --train-iters 3
 --no-masked-softmax-fusion""".split()
 LOADED = "--finetune --no-load-optim --no-load-rng".split()
-_LOSS = re.compile(r"lm loss: ([-+.\dEe]+)")
-
-
-def losses_of(text: str) -> list[float]:
-    """The losses that Megatron printed."""
-    return [float(loss) for loss in _LOSS.findall(text)]
 
 
 @dataclass(frozen=True)
@@ -83,66 +81,65 @@ class Sides:
     old: Path
     new: Path
     directory: Path
+    logs: Path
+    limit: float
 
     def prepare(self) -> None:
         """Numbers to train on; Megatron's mock data are others in each version."""
-        write_numbers(self.directory, 255)
+        source = random.Random(1)
+        rows = [[[source.randrange(255) for _ in range(70)]] for _ in range(60)]
+        write_indexed(self.directory / "numbers", rows)
 
-    def run(self, megatron: Path, words: Sequence[str], mode: str) -> tuple[int, list[float], str]:
+    def run(self, name: str, case: Case, words: Sequence[str]) -> tuple[int, Numbers, str]:
         """Exit status, losses and output of a training on emulated NPUs."""
-        with_it = megatron == self.old or mode == "require"
-        search = [str(megatron), *([str(self.mindspeed)] if with_it else [])]
-        data = [] if "--mock-data" in words else ["--data-path", "numbers_text_document"]
-        done = subprocess.run(
+        megatron: Path = getattr(self, case.megatron)
+        with_it = case.megatron == "old" or case.mode == "require"
+        more = [str(self.mindspeed)] if with_it else []
+        data = [] if "--mock-data" in words else ["--data-path", "numbers"]
+        environ = megatron_programs.environment(megatron, "ascend", *more)
+        status, output = megatron_programs.run(
             [
                 *(sys.executable, "-m", "accel_bridge", "emulate-ascend", "--"),
                 *(sys.executable, "-m", "accel_bridge.run", str(megatron / "pretrain_gpt.py")),
                 *(*MODEL, *data, *words),
             ],
-            cwd=self.directory,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join([*search, os.environ.get("PYTHONPATH", "")]),
-                "OMP_NUM_THREADS": "1",
+            environ
+            | {
                 "MASTER_ADDR": "localhost",
                 "MASTER_PORT": str(20000 + os.getpid() % 20000),
-                "ACCEL_BRIDGE_MINDSPEED": mode,
+                "ACCEL_BRIDGE_MINDSPEED": case.mode,
             },
-            capture_output=True,
-            text=True,
-            errors="replace",
+            self.directory,
+            self.logs / f"{name}.log",
+            self.limit,
         )
-        text = done.stdout + done.stderr
-        return done.returncode, losses_of(done.stdout), text
+        return status, numbers_in(output), output
 
 
 def main() -> int:
     """A line for each case; status 1 where one is not as it must be."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = megatron_programs.options(__doc__)
     for name in ("mindspeed", "old", "new"):
         parser.add_argument(name, type=lambda text: Path(text).resolve())
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--logs", type=Path)
     asked = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as name:
-        sides = Sides(asked.mindspeed, asked.old, asked.new, Path(name))
+        work = Path(name)
+        logs = megatron_programs.logs_of(asked, work)
+        sides = Sides(asked.mindspeed, asked.old, asked.new, work, logs, asked.limit)
         sides.prepare()
-        start = Path(name) / "start"
         first = ["--lr", "0", "--min-lr", "0", "--train-iters", "1"]
-        save = ["--save", str(start), "--save-interval", "1"]
-        status, _, text = sides.run(sides.old, [*first, *save], "auto")
+        save = ["--save", str(work / "start"), "--save-interval", "1"]
+        status, _, text = sides.run("start", CASES["auto"], [*first, *save])
         if status != 0:
             sys.exit(f"the checkpoint was not made:\n{text[-3000:]}")
-        load = ["--load", str(start), *LOADED]
-        reference: list[float] = []
+        load = ["--load", str(work / "start"), *LOADED]
+        reference: Numbers = {}
         for case in ["auto", *(one for one in asked.only if one != "auto")]:
             of = CASES[case]
             words = [*(load if of.loads else []), *of.words]
-            status, losses, text = sides.run(getattr(sides, of.megatron), words, of.mode)
-            if asked.logs:
-                asked.logs.mkdir(parents=True, exist_ok=True)
-                (asked.logs / f"{case}.log").write_text(text, encoding="utf-8")
+            status, losses, text = sides.run(case, of, words)
             reference = reference or losses
             verdict = judge(of, status, losses, reference, text)
             failed += verdict != "as it must be"
@@ -150,16 +147,16 @@ def main() -> int:
     return int(failed > 0)
 
 
-def judge(case: Case, status: int, losses: list[float], reference: list[float], text: str) -> str:
+def judge(case: Case, status: int, losses: Numbers, reference: Numbers, text: str) -> str:
     """Whether a run ended as it must."""
     if case.refused:
         said = all(part in text for part in ("evidence:", "next:", case.refused))
         return "as it must be" if status != 0 and said else "it must be an error in three parts"
-    if status != 0 or len(losses) != len(reference):
+    difference = apart(losses, reference)
+    if status != 0 or difference == math.inf:
         return f"it did not train: {text.strip().splitlines()[-1][-200:]}"
     if case.says not in text:
         return f"it does not say {case.says!r}"
-    difference = max(abs(a - b) for a, b in zip(losses, reference, strict=True))
     if case.injected:
         return "as it must be" if difference > TOLERANCE else "the injected fault was not seen"
     return "as it must be" if difference <= TOLERANCE else f"it differs by {difference:.2e}"

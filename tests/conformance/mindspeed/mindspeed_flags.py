@@ -23,6 +23,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from mindspeed_rules import flags_of
+
 ROOT = Path(__file__).resolve().parents[3]
 RESULTS = ROOT / "docs/mindspeed-llm.json"
 _TRAINS = re.compile(r"(pretrain_gpt|posttrain_gpt|pretrain_mamba|pretrain_deepseek4)\.py")
@@ -79,19 +81,6 @@ def _ranks(words: list[str]) -> int:
     return count
 
 
-def grouped(words: list[str]) -> dict[str, list[str]]:
-    """Flag -> its values, with a short word for each path."""
-    found: dict[str, list[str]] = {}
-    flag = ""
-    for word in words:
-        if word.startswith("--"):
-            flag, equals, value = word.partition("=")
-            found[flag] = [value] if equals else []
-        elif flag:
-            found[flag].append(word)
-    return {flag: ["x"] if flag in _PATHS else values for flag, values in found.items()}
-
-
 def main(checkout: Path) -> int:
     """Write the file."""
     scripts = command_lines(checkout)
@@ -112,7 +101,8 @@ def main(checkout: Path) -> int:
         Path(f"x_packed_{field}_document.bin").touch()
     flags: collections.Counter[str] = collections.Counter()
     for name, (ranks, words) in scripts.items():
-        given = grouped(words)
+        found = flags_of(words)
+        given = {flag: ["x"] if flag in _PATHS else values for flag, values in found}
         flags.update(given.keys())
         sys.argv = ["pretrain_gpt.py", *(one for flag in given for one in (flag, *given[flag]))]
         os.environ |= {"WORLD_SIZE": str(ranks), "RANK": "0"}

@@ -17,7 +17,7 @@ changes it. What chooses a computation stays; this changes:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 Flags = list[tuple[str, list[str]]]
 
@@ -103,57 +103,43 @@ def flags_of(words: Sequence[str]) -> Flags:
             flag, equals, value = word.partition("=")
             found.pop(flag, None)
             found[flag] = [value] if equals else []
-        else:
+        elif flag:
             found[flag].append(word)
     return list(found.items())
 
 
-def scale(words: Sequence[str], paths: Mapping[str, str], ranks: int = 1) -> list[str]:
+def small(
+    words: Sequence[str],
+    paths: Mapping[str, str],
+    ranks: int = 1,
+    start: str = "",
+    wrong: bool = False,
+) -> list[str]:
     """The small command line.
 
     :param paths: flag -> the path that it gets.
+    :param start: directory of the checkpoint to start from, which a step that changes nothing then
+        writes. It has the adapters too: they start from random numbers, which are another device's
+        otherwise.
+    :param wrong: with an error that every comparison must find.
     """
-    small = dict(flags_of(words))
-    every = small.get("--full-attention-interval", ["2"])[0]
-    for flag in list(small):
-        if flag in DROPPED:
-            del small[flag]
+    found = dict(flags_of(words))
+    every = found.get("--full-attention-interval", ["2"])[0]
+    for flag in list(found):
+        if flag in DROPPED or (start and flag in _LATER):
+            del found[flag]
         elif flag in paths:
-            small[flag] = [paths[flag]]
+            found[flag] = [paths[flag]]
         elif flag in FIXED:
-            small[flag] = [FIXED[flag]]
-        elif flag in WIDTHS and small[flag][0].isdigit():
-            small[flag] = [str(min(int(small[flag][0]), WIDTHS[flag]))]
-    small["--num-layers"] = [str(max(2, int(every)))]
-    small["--tensor-model-parallel-size"] = [str(ranks)]
-    return [word for flag, values in small.items() for word in (flag, *values)]
-
-
-def starting(words: Sequence[str], save: str) -> list[str]:
-    """The command line that writes the checkpoint to start from, by a step that changes nothing.
-
-    It has the adapters too: they start from random numbers, which are another device's otherwise.
-    """
-    small = {flag: values for flag, values in flags_of(words) if flag not in _LATER}
-    changes = {"--train-iters": "1", "--lr": "0", "--min-lr": "0", "--save-interval": "1"}
-    small |= {flag: [value] for flag, value in {**changes, "--save": save}.items()}
-    return [word for flag, values in small.items() for word in (flag, *values)]
-
-
-def injected(words: Sequence[str]) -> list[str]:
-    """The command line with an error that every comparison must find."""
-    flag, value = INJECTED
-    small = dict(flags_of(words)) | {flag: [value]}
-    return [word for flag, values in small.items() for word in (flag, *values)]
-
-
-def small(words: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
-    """What the launcher makes of a command line.
-
-    :param asked: ``paths`` and ``ranks`` of :func:`scale`, ``start`` (a directory, or nothing) and
-        ``injected``.
-    """
-    found = scale(words, asked["paths"], asked["ranks"])
-    if asked["start"]:
-        found = starting(found, asked["start"])
-    return injected(found) if asked["injected"] else found
+            found[flag] = [FIXED[flag]]
+        elif flag in WIDTHS and found[flag][0].isdigit():
+            found[flag] = [str(min(int(found[flag][0]), WIDTHS[flag]))]
+    found["--num-layers"] = [str(max(2, int(every)))]
+    found["--tensor-model-parallel-size"] = [str(ranks)]
+    if start:
+        first = {"--train-iters": "1", "--lr": "0", "--min-lr": "0", "--save-interval": "1"}
+        found |= {flag: [value] for flag, value in {**first, "--save": start}.items()}
+    if wrong:
+        flag, value = INJECTED
+        found[flag] = [value]
+    return [word for flag, values in found.items() for word in (flag, *values)]

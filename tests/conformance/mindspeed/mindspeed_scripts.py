@@ -1,24 +1,20 @@
 """Runs training scripts of MindSpeed-LLM as they stand, made small, on the CPU and emulated NPUs.
 
     python tests/conformance/mindspeed/mindspeed_scripts.py CHECKOUT MEGATRON [--only SCRIPT...]
-        [--ranks 1] [--warm] [--work DIRECTORY] [--json FILE] [--logs DIRECTORY]
+        [--ranks 1] [--warm] [--json FILE] [--logs DIRECTORY]
 
 CHECKOUT is a MindSpeed-LLM, MEGATRON a Megatron-LM with its pretrain_gpt.py. Each script of
 `examples/mcore` that is named runs unedited, as `accel-bridge run -- bash SCRIPT`, in a directory
 with Megatron's pretrain_gpt.py (which is posttrain_gpt.py too). mindspeed_rules.py makes it small.
-From one checkpoint it trains on the CPU, on an emulated NPU, and there again
-with another norm's epsilon, which must be seen. --warm saves the start of each Python: the
-script then only says the words, and the run is `python -m accel_bridge.run pretrain_gpt.py WORDS`.
+From one checkpoint it trains on the CPU, on an emulated NPU, and there again with another norm's
+epsilon, which must be seen. Rows of other scripts stay in FILE.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import re
-import stat
 import subprocess
 import sys
 import tempfile
@@ -28,11 +24,11 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT))
-sys.path.insert(1, str(ROOT / "tests"))
+sys.path += [str(ROOT), str(ROOT / "tests/conformance/megatron")]
 
+import megatron_programs  # noqa: E402
 import mindspeed_rules  # noqa: E402
-import warm_python  # noqa: E402
+from recipe_verdicts import Numbers, errors, numbers_in  # noqa: E402
 
 from tests.preprocess.mindspeed import samples  # noqa: E402
 
@@ -65,15 +61,12 @@ at = next((i for i, word in enumerate(words) if word.endswith("train_gpt.py")), 
 if at is None:
     os.execv(sys.executable, [sys.executable, *words])
 asked = json.loads(os.environ["MINDSPEED_SMALL"])
-small = rules.small(words[at + 1 :], asked)
-if asked["note"]:
-    with open(asked["note"], "w") as file:
-        json.dump([words[at], small], file)
-    sys.exit()
+python, small = asked.pop("python"), rules.small(words[at + 1 :], **asked)
 start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(asked["ranks"])]
-os.execv(sys.executable, [sys.executable, *start, words[at], *small])
+os.execv(python, [python, *start, words[at], *small])
 """
-_STEP = re.compile(r"iteration\s+\d+/.*?lm loss: ([-+.\dEe]+|nan|inf).*?grad norm: ([-+.\d]+)")
+#: Instruction data of the scripts, with rows that training need not cut.
+_TUNED = "--handler-name AlpacaStyleInstructionHandler --prompt-type qwen3 --seq-length 64".split()
 
 
 @dataclass
@@ -105,27 +98,20 @@ class Bench:
     directory: Path
     logs: Path
     ranks: int
-    warm: bool
-    resume: bool
-
-    @property
-    def noted(self) -> Path:
-        """Where a script's words go; one for each process that shares the directory."""
-        return self.directory / f"noted-{os.getpid()}"
+    limit: float
+    #: Of the trainings on the CPU and on emulated NPUs.
+    pythons: tuple[str, str]
 
     def prepare(self) -> None:
-        """Make data, tokenizer, and what a user's directory has, unless they are there."""
-        if (self.directory / "logs").exists():
-            return
+        """Make data, tokenizer, and what a user's directory has."""
         for name in ("pretrain_gpt.py", "posttrain_gpt.py"):
             (self.directory / name).symlink_to(self.megatron / "pretrain_gpt.py")
-        (self.directory / "logs").mkdir()
         launcher = _LAUNCHER.format(python=sys.executable, here=str(Path(__file__).parent))
-        (self.directory / "bin").mkdir()
+        for name in ("logs", "bin"):
+            (self.directory / name).mkdir()
         for name in ("torchrun", "python", "python3"):
-            shim = self.directory / "bin" / name
-            shim.write_text(launcher, encoding="utf-8")
-            shim.chmod(shim.stat().st_mode | stat.S_IXUSR)
+            (self.directory / "bin" / name).write_text(launcher, encoding="utf-8")
+            (self.directory / "bin" / name).chmod(0o755)
         tokenizer = samples.write_tokenizer(self.directory / "tokenizer")
         for data, words in (
             ("plain", ["--handler-name", "GeneralPretrainHandler", "--append-eod"]),
@@ -133,13 +119,14 @@ class Bench:
             ("packed", [*_TUNED, "--pack", "--neat-pack"]),
         ):
             kind = "plain" if data == "plain" else "alpaca"
-            _call(
+            command = [
                 *(sys.executable, "-m", "accel_bridge", "preprocess", "--workers", "1"),
                 *("--input", str(samples.write(kind, 200, self.directory))),
                 *("--output-prefix", str(self.directory / data)),
                 *("--tokenizer-type", "PretrainedFromHF"),
                 *("--tokenizer-name-or-path", str(tokenizer), *words),
-            )
+            ]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def run(self, script: str) -> Row:
         """Train it three times."""
@@ -147,17 +134,16 @@ class Bench:
         error = " ".join(mindspeed_rules.INJECTED)
         today = date.today().isoformat()
         row = Row(script, "", [], None, None, error, 0.0, today, self.ranks)
-        start = self.directory / "start" / script
+        start = str(self.directory / "start" / script)
         try:
-            if not (start / "latest_checkpointed_iteration.txt").exists():
-                self._train(script, "start", start=str(start))
-            cpu = self._train(script, "cpu", load=str(start))
-            npu = self._train(script, "npu", load=str(start), emulated=True)
-            wrong = self._train(script, "injected", load=str(start), emulated=True, injected=True)
-            row.losses = [loss for loss, _ in cpu]
-            row.difference = worst(cpu, npu, 0)
-            row.injected = worst(cpu, wrong, 0)
-            norms = worst(cpu, npu, 1) / max(norm for _, norm in cpu)
+            self._train(script, "start", start=start)
+            cpu = self._train(script, "cpu", load=start)
+            npu = self._train(script, "npu", load=start, emulated=True)
+            wrong = self._train(script, "injected", load=start, emulated=True, wrong=True)
+            row.losses = [values["lm loss"] for values in cpu.values()]
+            row.difference = apart(cpu, npu)
+            row.injected = apart(cpu, wrong)
+            norms = apart(cpu, npu, "grad norm") / max(one["grad norm"] for one in cpu.values())
             same = row.difference <= LOSS and norms <= NORM
             row.outcome = "equal" if same and row.injected > LOSS else "differs"
         except RuntimeError as error:
@@ -173,151 +159,88 @@ class Bench:
         load: str = "",
         start: str = "",
         emulated: bool = False,
-        injected: bool = False,
-    ) -> list[tuple[float, float]]:
+        wrong: bool = False,
+    ) -> Numbers:
         """Loss and norm of each step.
 
         :raises RuntimeError: it did not end well.
         """
-        log = self.logs / f"{script.replace('/', '-')}-{name}.log"
-        if self.resume and log.exists() and (steps := _steps(log.read_text(encoding="utf-8"))):
-            return steps
-        source = (self.checkout / "examples/mcore" / script).read_text(encoding="utf-8")
-        if "--neat-pack" in source or "--reset-attention-mask" in source:
-            data = "packed" if "--is-instruction-dataset" in source else "plain"
-        else:
-            data = "tuned" if "--is-instruction-dataset" in source else "plain"
+        path = self.checkout / "examples/mcore" / script
+        source = path.read_text(encoding="utf-8")
+        packs = "--neat-pack" in source or "--reset-attention-mask" in source
+        data = ("packed" if packs else "tuned") if "--is-instruction" in source else "plain"
         prefix = str(self.directory / data) + ("_text_document" if data == "plain" else "")
-        save = self.directory / "saved" / name / script
         paths = {
             "--data-path": prefix,
             "--load": load,
-            "--save": str(save),
+            "--save": str(self.directory / "saved" / name / script),
             "--tokenizer-name-or-path": str(self.directory / "tokenizer"),
         }
-        asked = {
-            "paths": paths,
-            "ranks": self.ranks,
-            "start": start,
-            "injected": injected,
-            "note": str(self.noted) if self.warm else "",
-        }
+        asked = {"paths": paths, "ranks": self.ranks, "start": start, "wrong": wrong}
         own = {
             "PATH": f"{self.directory / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "MINDSPEED_SMALL": json.dumps(asked),
+            "MINDSPEED_SMALL": json.dumps(asked | {"python": self.pythons[emulated]}),
         }
         bridge = [sys.executable, "-m", "accel_bridge"]
         before = [*bridge, "emulate-ascend", "--devices", str(self.ranks), "--"] if emulated else []
-        shell = ["bash", str(self.checkout / "examples/mcore" / script)]
-        command = [*before, *bridge, "run", "--", *shell]
-        if self.warm:
-            subprocess.run(
-                shell, cwd=self.directory, env={**os.environ, **own}, capture_output=True
-            )
-            program, words = json.loads(self.noted.read_text(encoding="utf-8"))
-            python = warm_python.interpreter(emulated=emulated)
-            command = [*before, python, "-m", "accel_bridge.run", program, *words]
-            own = {}
-        done = subprocess.run(
-            command,
-            cwd=self.directory,
-            env={
-                **os.environ,
-                **own,
-                "PYTHONPATH": f"{self.megatron}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-                "OMP_NUM_THREADS": "1",
-                **({} if emulated else {"ACCEL_BRIDGE_BACKEND": "cpu"}),
-            },
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=900,
+        status, output = megatron_programs.run(
+            [*before, *bridge, "run", "--", "bash", str(path)],
+            megatron_programs.environment(self.megatron, "ascend" if emulated else "cpu") | own,
+            self.directory,
+            self.logs / f"{script.replace('/', '-')}-{name}.log",
+            self.limit,
         )
-        log.write_text(done.stdout + done.stderr, encoding="utf-8")
-        steps = _steps(done.stdout)
+        steps = numbers_in(output)
         if not steps:
-            text = (done.stdout + done.stderr).strip().splitlines()
-            said = [line for line in text if "Error" in line or "error:" in line]
-            raise RuntimeError(f"{name}: {(said or text or ['no output'])[-1][-300:]}")
+            told, raised = errors(output)
+            said = [*told, *raised] or output.strip().splitlines()
+            raise RuntimeError(f"{name}: status {status}: {said[-1][-300:]}")
         return steps
 
 
-#: Instruction data of the scripts, with rows that training need not cut.
-_TUNED = "--handler-name AlpacaStyleInstructionHandler --prompt-type qwen3 --seq-length 64".split()
-
-
-def worst(left: list[tuple[float, float]], right: list[tuple[float, float]], part: int) -> float:
-    """Largest difference of the steps' losses (0) or norms (1); infinite if steps are missing."""
-    if len(left) != len(right):
-        return float("inf")
-    found = [abs(a[part] - b[part]) for a, b in zip(left, right, strict=True)]
+def apart(left: Numbers, right: Numbers, name: str = "lm loss") -> float:
+    """Largest difference of the steps' losses or norms; infinite if steps are missing."""
+    if left.keys() != right.keys():
+        return math.inf
+    found = [abs(left[step][name] - right[step][name]) for step in left]
     return max(found) if all(map(math.isfinite, found)) else math.inf
-
-
-def _steps(text: str) -> list[tuple[float, float]]:
-    """Loss and gradient's norm of each step of a log."""
-    return [(float(loss), float(norm)) for loss, norm in _STEP.findall(text)]
-
-
-def _call(*words: str) -> None:
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(words)}\n{done.stderr}")
-
-
-def _rows(file: Path | None) -> dict[str, dict[str, object]]:
-    """Script and ranks -> its row."""
-    known = json.loads(file.read_text(encoding="utf-8")) if file and file.exists() else []
-    return {f"{row['script']} {row['ranks']}": row for row in known}
 
 
 def main() -> int:
     """A line for each script; status 1 where one is not equal."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = megatron_programs.options(__doc__)
     parser.add_argument("checkout", type=Path)
     parser.add_argument("megatron", type=Path)
     parser.add_argument("--only", nargs="+", default=CHOSEN)
     parser.add_argument("--ranks", type=int, choices=(1, 2), default=1)
-    parser.add_argument("--warm", action="store_true", help="one rank, from a Python that is warm")
-    parser.add_argument("--work", type=Path, help="a directory to keep data and checkpoints in")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument(
-        "--resume", action="store_true", help="skip what --json and --logs have already"
-    )
-    parser.add_argument("--logs", type=Path)
+    parser.set_defaults(limit=900)
     asked = parser.parse_args()
+    failed = 0
     with tempfile.TemporaryDirectory(prefix="mindspeed-") as name:
-        logs = asked.logs or Path(name) / "logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        directory = (asked.work or Path(name) / "work").resolve()
-        directory.mkdir(parents=True, exist_ok=True)
+        directory = Path(name, "work")
+        directory.mkdir()
         bench = Bench(
             asked.checkout.resolve(),
             asked.megatron.resolve(),
             directory,
-            logs.resolve(),
+            megatron_programs.logs_of(asked, Path(name)),
             asked.ranks,
-            asked.warm and asked.ranks == 1,
-            asked.resume,
+            asked.limit,
+            (
+                megatron_programs.python_of(asked),
+                megatron_programs.python_of(asked, emulated=True),
+            ),
         )
         bench.prepare()
-        failed = 0
         for script in asked.only:
-            done = _rows(asked.json).get(f"{script} {asked.ranks}", {})
-            if asked.resume and done.get("outcome") == "equal":
-                continue
             row = bench.run(script)
             failed += row.outcome != "equal"
-            print(
-                f"{script}: {row.outcome} ({row.seconds} s) losses {row.losses}, "
-                f"difference {row.difference}, injected {row.injected}",
-                flush=True,
-            )
+            print(row, flush=True)
             if asked.json:
-                # Read again: another process may have added to it.
-                rows = _rows(asked.json) | {f"{row.script} {row.ranks}": asdict(row)}
-                text = json.dumps(sorted(rows.values(), key=str), indent=1) + "\n"
-                asked.json.write_text(text, encoding="utf-8")
+                kept = json.loads(asked.json.read_text("utf-8")) if asked.json.exists() else []
+                kept = [o for o in kept if (o["script"], o["ranks"]) != (script, asked.ranks)]
+                text = json.dumps(sorted([*kept, asdict(row)], key=str), indent=1)
+                asked.json.write_text(f"{text}\n", encoding="utf-8")
     return int(failed > 0)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import mindspeed_rules as rules
 import mindspeed_scripts as scripts
 import pytest
@@ -14,46 +16,51 @@ SCRIPT = """--spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec --num-l
 
 
 def test_sizes_shrink_and_computations_stay() -> None:
-    small = dict(rules.flags_of(rules.scale(SCRIPT, {"--data-path": "/d", "--load": "/l"})))
-    assert small["--hidden-size"] == ["64"]
-    assert small["--num-attention-heads"] == ["2"]
-    assert small["--num-layers"] == ["4"]
-    assert small["--tensor-model-parallel-size"] == ["1"]
-    assert small["--pipeline-model-parallel-size"] == ["1"]
-    assert small["--data-path"] == ["/d"]
-    assert small["--load"] == ["/l"]
-    assert small["--lora-target-modules"] == ["linear_qkv", "linear_proj"]
-    assert small["--spec"] == ["mindspeed_llm.tasks.models.spec.qwen3_spec", "layer_spec"]
-    assert small["--rotary-base"] == ["1000000"]
+    small = dict(rules.flags_of(rules.small(SCRIPT, {"--data-path": "/d", "--load": "/l"})))
+    wanted = {
+        "--hidden-size": ["64"],
+        "--num-attention-heads": ["2"],
+        "--num-layers": ["4"],
+        "--tensor-model-parallel-size": ["1"],
+        "--pipeline-model-parallel-size": ["1"],
+        "--data-path": ["/d"],
+        "--load": ["/l"],
+        "--lora-target-modules": ["linear_qkv", "linear_proj"],
+        "--spec": ["mindspeed_llm.tasks.models.spec.qwen3_spec", "layer_spec"],
+        "--rotary-base": ["1000000"],
+    }
+    assert wanted.items() <= small.items()
     assert not {"--bf16", "--noop-layers"} & set(small)
 
 
 def test_the_checkpoint_has_the_adapters_and_no_step() -> None:
-    start = dict(rules.flags_of(rules.starting(rules.scale(SCRIPT, {}), "/start")))
-    assert start["--lr"] == ["0"]
-    assert start["--train-iters"] == ["1"]
-    assert start["--save"] == ["/start"]
-    assert start["--lora-target-modules"] == ["linear_qkv", "linear_proj"]
+    start = dict(rules.flags_of(rules.small(SCRIPT, {}, start="/start")))
+    wanted = {
+        "--lr": ["0"],
+        "--train-iters": ["1"],
+        "--save": ["/start"],
+        "--lora-target-modules": ["linear_qkv", "linear_proj"],
+    }
+    assert wanted.items() <= start.items()
     assert not {"--load", "--finetune"} & set(start)
 
 
 def test_the_injected_fault_is_one() -> None:
-    words = rules.scale(SCRIPT, {})
-    asked = {"paths": {}, "ranks": 1, "start": "", "injected": True}
-    assert rules.small(SCRIPT, asked) != words
-    assert rules.small(SCRIPT, asked | {"injected": False}) == words
+    words = rules.small(SCRIPT, {})
+    assert rules.small(SCRIPT, {}, wrong=True) == [*words, *rules.INJECTED]
 
 
 @pytest.mark.parametrize(
     ("right", "difference"),
     [
-        ([(6.5, 1.0), (6.4, 1.0)], 0.0),
-        ([(6.5, 1.0), (6.40002, 1.0)], pytest.approx(2e-5)),
-        ([(6.5, 1.0)], float("inf")),
-        ([(6.5, 1.0), (float("nan"), 1.0)], float("inf")),
+        ([6.5, 6.4], 0.0),
+        ([6.5, 6.40002], pytest.approx(2e-5)),
+        ([6.5], math.inf),
+        ([6.5, math.nan], math.inf),
     ],
 )
-def test_losses_are_compared_step_by_step(
-    right: list[tuple[float, float]], difference: float
-) -> None:
-    assert scripts.worst([(6.5, 1.0), (6.4, 1.0)], right, 0) == difference
+def test_losses_are_compared_step_by_step(right: list[float], difference: float) -> None:
+    def numbers(losses: list[float]) -> dict[int, dict[str, float]]:
+        return {step: {"lm loss": loss} for step, loss in enumerate(losses)}
+
+    assert scripts.apart(numbers([6.5, 6.4]), numbers(right)) == difference

@@ -12,27 +12,26 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import random
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/conformance/megatron")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "megatron"))
 
-from cells import error_in  # noqa: E402
-from injected_limits import ERRORS  # noqa: E402
-from mixtures import COMMON, Mixture, draw  # noqa: E402
-from warm_python import interpreter  # noqa: E402
+from injected_limits import ERRORS
+from megatron_programs import Trainer
+from mixtures import COMMON, Mixture, draw
+from random_training import known_flags
+from recorder import record
+from warm_python import interpreter
 
-from accel_bridge.apps.comparison import Comparison, NotComparable, compare  # noqa: E402
-from accel_bridge.recording import Recording, read  # noqa: E402
+from accel_bridge.apps.comparison import Comparison, NotComparable, compare
+from accel_bridge.recording import Recording, read
 
 _TP2: Final = "--tensor-model-parallel-size 2"
 _PP2: Final = "--pipeline-model-parallel-size 2"
@@ -62,47 +61,22 @@ LONG: Final = (
 )
 
 
+@dataclass(frozen=True)
 class Recorder:
     """Makes recordings with their limits; one of the same words is made once."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory, self._python = directory, interpreter()
-
-    def flags(self) -> set[str]:
-        """All flags of this Megatron."""
-        return set(re.findall(r"--[a-z][\w-]*", self._run(["pretrain", "--", "--help"])[1], re.I))
+    directory: Path
 
     def record(
         self, processes: int, words: Sequence[str], error: str = "", limits: bool = False
     ) -> Recording | str:
         """The recording, or the last line of what was said instead."""
         name = re.sub(r"\W+", "-", " ".join((str(processes), error, *words)))
-        out = self._directory / f"{random.Random(name).getrandbits(64):x}.rec"
-        if not out.exists():
-            command = ["parity", "record", "--out", str(out), *(["--limits"] if limits else [])]
-            command += ["--nproc-per-node", str(processes), "--", *words, "--train-iters", "2"]
-            plugins = "injected_limits" if error else ""
-            own = {"ACCEL_BRIDGE_PLUGINS": plugins, "INJECTED_ERROR": error}
-            status, output = self._run(command, own)
-            if status:
-                out.unlink(missing_ok=True)
-                out.with_suffix(".log").write_text(output, encoding="utf-8")
-                told = output.partition("accel-bridge: error: The training run failed")[0]
-                return error_in(status, told, (), {})[:160]
-        return read(out)
-
-    def _run(self, words: Sequence[str], own: Mapping[str, str] | None = None) -> tuple[int, str]:
-        environ = {**os.environ, "OMP_NUM_THREADS": "1", "ACCEL_BRIDGE_BACKEND": "cpu"}
-        environ["PYTHONPATH"] = str(Path(__file__).parent)
-        done = subprocess.run(
-            [self._python, "-m", "accel_bridge", *words],
-            env={**environ, **(own or {})},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        return done.returncode, done.stdout + done.stderr
+        out = self.directory / f"{random.Random(name).getrandbits(64):x}.rec"
+        if out.exists():
+            return read(out)
+        options = ["--nproc-per-node", str(processes), *(["--limits"] if limits else [])]
+        return record(out, [*words, "--train-iters", "2"], options=options, error=error)
 
 
 def layouts_of(mixture: Mixture) -> list[tuple[int, str]]:
@@ -132,7 +106,7 @@ def found(comparison: Comparison) -> str:
     return f"FAIL {first.where}: {first.size:.2g}, limit {first.limit:.2g}"
 
 
-def clean(recorder: Recorder, seed: int, flags: set[str]) -> tuple[int, int]:
+def clean(recorder: Recorder, seed: int, flags: Mapping[str, list[str]]) -> tuple[int, int]:
     """Compare the layouts of one model; (pairs, false alarms)."""
     mixture = draw(seed, flags)
     precision = ["--bf16"] if seed % 2 else []
@@ -187,7 +161,8 @@ def main() -> int:
         keep: Path = arguments.keep or Path(directory)
         keep.mkdir(parents=True, exist_ok=True)
         recorder = Recorder(keep)
-        missed, flags = injected(recorder), recorder.flags()
+        trainer = Trainer(keep, entry="pretrain", python=interpreter())
+        missed, flags = injected(recorder), known_flags(trainer, keep)
         pairs = alarms = models = 0
         for seed in map(int, arguments.seeds.split(",")):
             more, false = clean(recorder, seed, flags)
@@ -198,4 +173,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

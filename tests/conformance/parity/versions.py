@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -22,17 +20,15 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/conformance/megatron")]
+sys.path.append(str(Path(__file__).resolve().parents[1] / "megatron"))
 
-from cells import error_in  # noqa: E402
-from layouts import COMMON, MODELS  # noqa: E402
-from megatron_programs import version_of  # noqa: E402
-from recipe_data import write_indexed  # noqa: E402
-from warm_python import interpreter  # noqa: E402
+from layouts import COMMON, MODELS
+from megatron_programs import version_of
+from recipe_data import write_indexed
+from recorder import record
 
-from accel_bridge.apps.comparison import NotComparable, compare  # noqa: E402
-from accel_bridge.recording import Recording, read  # noqa: E402
+from accel_bridge.apps.comparison import NotComparable, compare
+from accel_bridge.recording import Recording
 
 STEPS: Final = 5
 #: (version, model) -> what upstream changed since the version before.
@@ -104,36 +100,11 @@ def rows(model: str, made: Sequence[tuple[str, Recording | str]]) -> list[Row]:
     return found
 
 
-def record(
-    checkout: Path | None, model: str, data: Path, out: Path, error: str = ""
-) -> Recording | str:
-    """Train on a Megatron, the installed one where it is None; or what it said instead.
-
-    :param error: of `injected_limits`.
-    """
-    out.parent.mkdir()
+def words_of(model: str, data: Path) -> list[str]:
+    """Megatron's arguments."""
     words = [word for word in COMMON if word != "--mock-data"]
     words += [*MODELS[model], "--train-iters", str(STEPS), "--vocab-size", "255"]
-    words += ["--data-path", str(data), "--split", "100,0,0", "--init-method-std", "0.1"]
-    path = os.environ.get("PYTHONPATH", "") if checkout is None else str(checkout)
-    done = subprocess.run(
-        [interpreter(), "-m", "accel_bridge", "parity", "record", "--out", str(out), "--", *words],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (path, str(Path(__file__).parent)))),
-            "OMP_NUM_THREADS": "1",
-            "ACCEL_BRIDGE_BACKEND": "cpu",
-            "ACCEL_BRIDGE_PLUGINS": "injected_limits" if error else "",
-            "INJECTED_ERROR": error,
-        },
-        cwd=out.parent,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    return read(out) if done.returncode == 0 else error_in(done.returncode, output, (), {})
+    return words + f"--data-path {data} --split 100,0,0 --init-method-std 0.1".split()
 
 
 def main() -> int:
@@ -159,12 +130,13 @@ def main() -> int:
             made = []
             for name, checkout in named:
                 out = Path(directory) / f"{model}-{name}" / "run.rec"
-                made.append((name, record(checkout, model, data, out)))
+                made.append((name, record(out, words_of(model, data), checkout=checkout)))
             for row in rows(model, made):
                 print(" | ".join(map(str, asdict(row).values())), flush=True)
                 found.append(row)
-        last = record(None, "dense", data, Path(directory) / "last" / "run.rec")
-        injected = record(None, "dense", data, Path(directory) / "injected" / "run.rec", "scale")
+        words = words_of("dense", data)
+        last = record(Path(directory) / "last" / "run.rec", words)
+        injected = record(Path(directory) / "injected" / "run.rec", words, error="scale")
         named_error = [row.departs for row in rows("dense", [("", last), ("", injected)])][-1]
     print(f"an injected fault: {named_error or 'not found'}")
     if arguments.json:
@@ -175,4 +147,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())
