@@ -35,8 +35,8 @@ def test_a_checkpoint_goes_to_the_npu_and_back(
 
 
 @pytest.mark.usefixtures("emulate")
-# Every pair of dtype, order and band.
-@pytest.mark.parametrize("command", [COMMANDS[i] for i in (1, 2, 4, 7)])
+# Every dtype, order and band; with what the CPU runs, every pair of them.
+@pytest.mark.parametrize("command", [COMMANDS[i] for i in (1, 6)])
 def test_commands_of_the_2023_adaptor(
     command: Command,
     adaptor_checkpoint: Path,
@@ -69,11 +69,3 @@ def test_activations_wait_on_the_host(flags: str) -> None:
     (here, losses), (there, expected) = moved(), moved(ACCEL_BRIDGE_PATCHES="-activation-offload")
     assert (here > 0, there) == (True, 0)
     assert losses == expected
-
-
-@pytest.mark.usefixtures("emulate")
-def test_a_model_that_is_initialized_on_the_host_trains_on_the_npu() -> None:
-    """Upstream leaves it on the host, where the optimizer for half precision refuses it."""
-    run = emulated("--use-cpu-initialization", "--bf16", iterations=3).succeeded()
-    expected = train("--use-cpu-initialization", "--bf16", iterations=3).succeeded()
-    assert worst_difference(expected, run) <= 2e-3
