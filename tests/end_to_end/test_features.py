@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel_bridge.apps.testing import MOE
-from end_to_end.launcher import COUNTING, Run, train, worst_difference
+from end_to_end.launcher import COUNTING, train, worst_difference
 
 #: Scripts' choices, several to a run; none overlaps in what it exercises.
 FEATURES = {
@@ -53,13 +53,6 @@ def test_experts_on_two_ranks_in_bf16(moe_checkpoint: Path) -> None:
     assert run.losses[5] < run.losses[1]
 
 
-def test_recomputation_changes_nothing(dense_checkpoint: Path, dense_reference: Run) -> None:
-    load = ["--load", str(dense_checkpoint), "--finetune"]
-    full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    run = train(*load, *full.split()).succeeded()
-    assert worst_difference(dense_reference, run) == 0.0
-
-
 def test_recomputation_repeats_the_dropout(dense_checkpoint: Path) -> None:
     """Dropout drawn again in the second forward pass must be the first one's."""
     options = "--attention-dropout 0.1 --hidden-dropout 0.1 --tensor-model-parallel-size 2"
@@ -73,9 +66,9 @@ def test_recomputation_repeats_the_dropout(dense_checkpoint: Path) -> None:
 
 def test_fp16_finds_its_loss_scale(dense_checkpoint: Path) -> None:
     load = ["--load", str(dense_checkpoint), "--finetune", "--fp16"]
-    run = train(*load, "--initial-loss-scale", str(2**24), iterations=12).succeeded()
+    run = train(*load, "--initial-loss-scale", str(2**24), iterations=4).succeeded()
     assert "number of skipped iterations:   1" in run.output
-    assert 12 in run.losses
+    assert 4 in run.losses
 
 
 def test_evaluation_and_tensorboard(tmp_path: Path) -> None:
