@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import pytest
 import warm_python
+from end_to_end.launcher import Run, train
 
 from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._torch_npu import find_torch_npu
@@ -95,3 +96,10 @@ def emulate(libraries: Path) -> Emulate:
         return Ended(child.returncode, output)
 
     return run
+
+
+def emulated(*arguments: str, processes: int = 1, **options: object) -> Run:
+    """Trains the test model on as many emulated NPUs as there are processes."""
+    command = [sys.executable, "-m", "accel_bridge", "emulate-ascend"]
+    before = [*command, "--devices", str(processes), "--"]
+    return train(*arguments, processes=processes, before=before, **options)  # type: ignore[arg-type]

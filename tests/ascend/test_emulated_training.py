@@ -9,7 +9,7 @@ import pytest
 from end_to_end.launcher import COUNTING, DOCUMENTS, ROOT, Run, worst_difference
 
 from accel_bridge.apps.testing import MOE
-from ascend.emulated import emulated
+from ascend.conftest import emulated
 
 #: Largest accepted difference of a loss in fp32.
 FP32 = 1e-5

@@ -100,7 +100,7 @@ def test_a_parameter_among_recomputed_results_keeps_no_history(
     monkeypatch.setattr(random, "_get_all_rng_states", tuple)
     monkeypatch.setattr(random, "_set_all_rng_states", lambda *_: None)
     monkeypatch.setattr(random, "_fork_rng", nullcontext)
-    checkpoint = patched(recompute_outputs.PATCHES, random.checkpoint)
+    checkpoint = patched(recompute_outputs.PATCHES, random.checkpoint, "recompute-outputs")
     bias = torch.nn.Parameter(torch.ones(3))
     value = torch.ones(3, requires_grad=True)
 
