@@ -8,9 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pytest
 import warm_python
@@ -27,20 +27,8 @@ class Ended(NamedTuple):
     output: str
 
 
-class Emulate(Protocol):
-    """Runs a command on emulated NPUs and waits for it."""
-
-    def __call__(
-        self,
-        *command: str | Path,
-        devices: int = 1,
-        memory: str = "16g",
-        timeout: float = 300,
-        cwd: Path | None = None,
-        warm: bool = False,
-        options: Sequence[str] = (),
-        **environ: str,
-    ) -> Ended: ...
+#: Runs a command on emulated NPUs and waits for it; the fixture `emulate` says how.
+Emulate = Callable[..., Ended]
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def main() -> None:
     x = torch.linspace(-4, 4, 101)
     for form in ("none", "tanh"):
         here, there = functional.gelu(x, approximate=form), gated.gelu(x.npu(), approximate=form)
-        holds[f"gelu {form}"] = torch.allclose(here, there.cpu(), atol=1e-6)
+        holds[f"gelu {form}"] = torch.allclose(here, there.cpu(), atol=3e-5)
     print(json.dumps({"kernels": found, "holds": holds}), flush=True)
 
 

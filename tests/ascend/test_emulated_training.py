@@ -27,13 +27,17 @@ class TestFp32:
         assert reached is not None
         assert int(reached[1]) >= 5
 
-    def test_experts_and_split_layers_on_two_npus_equal_the_cpu(
-        self,
-        moe_checkpoint: Path,
-        moe_reference: Run,
+    def test_two_npus_that_share_each_context_equal_the_cpu(
+        self, dense_checkpoint: Path, dense_reference: Run
     ) -> None:
-        layout = "--expert-model-parallel-size 2 --expert-tensor-parallel-size 1 "
-        layout += "--tensor-model-parallel-size 2 --sequence-parallel"
+        load = ["--load", str(dense_checkpoint), "--finetune"]
+        run = emulated(*load, "--context-parallel-size", "2", processes=2).succeeded()
+        assert worst_difference(dense_reference, run) <= FP32
+
+    def test_experts_on_two_npus_equal_the_cpu(
+        self, moe_checkpoint: Path, moe_reference: Run
+    ) -> None:
+        layout = "--expert-model-parallel-size 2 --use-distributed-optimizer"
         load = ["--load", str(moe_checkpoint), "--finetune", *MOE]
         run = emulated(*load, *layout.split(), processes=2).succeeded()
         assert worst_difference(moe_reference, run) <= FP32
@@ -47,9 +51,8 @@ class TestFp32:
         assert run.left_behind == 0
 
     def test_four_npus_equal_the_cpu(self, dense_checkpoint: Path, dense_reference: Run) -> None:
-        """Stages that share each context; gradients are summed over its parts."""
-        layout = "--pipeline-model-parallel-size 2 --context-parallel-size 2 "
-        layout += "--use-distributed-optimizer"
+        layout = "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 "
+        layout += "--sequence-parallel"
         load = ["--load", str(dense_checkpoint), "--finetune"]
         run = emulated(*load, *layout.split(), processes=4).succeeded()
         assert worst_difference(dense_reference, run) <= FP32
