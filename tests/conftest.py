@@ -34,10 +34,6 @@ SLOW_CASES = {
         ("kernels/test_cpu.py", f"test_reference_passes_every_case_and_is_outside_of_none[{name}]")
         for name in ("attention", "attention_max_logit", "gated_delta_rule", "state_space_scan")
     ),
-    *(
-        ("ascend/test_kernels.py", f"test_kernel_passes[{name}]")
-        for name in ("attention", "gated_delta_rule", "state_space_scan")
-    ),
     ("preprocess/test_handlers.py", "test_bytes_are_those_of_mindspeed_llm[alpaca-qwen3]"),
 }
 #: A word of every command line that trains with Megatron.

@@ -67,7 +67,7 @@ class AscendProbe:
         evidence = [f"device files: {', '.join(nodes)}", *self._versions_as_evidence()]
         smi = NpuSmi(problem="not asked") if self.emulated else self.npu_smi()
         evidence += _describe(smi)
-        visible = visible_count(self.environ.get(VISIBLE), len(nodes))
+        visible = len(visible_devices(self.environ.get(VISIBLE), len(nodes)))
         if VISIBLE in self.environ:
             evidence.append(f"{VISIBLE}={self.environ[VISIBLE]!r} leaves {visible} of {len(nodes)}")
         if visible == 0:
@@ -201,11 +201,6 @@ def visible_devices(value: str | None, devices: int) -> tuple[int, ...]:
             break
         found.append(int(entry))
     return tuple(found)
-
-
-def visible_count(value: str | None, devices: int) -> int:
-    """How many :func:`visible_devices` are."""
-    return len(visible_devices(value, devices))
 
 
 def _version_in(path: Path) -> str | None:

@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import pytest
 import warm_python
+from end_to_end.launcher import Run, train
 
 from accel_bridge.backends.ascend.emulator._build import build
 from accel_bridge.backends.ascend.emulator._torch_npu import find_torch_npu
@@ -26,20 +27,8 @@ class Ended(NamedTuple):
     output: str
 
 
-class Emulate(Protocol):
-    """Runs a command on emulated NPUs and waits for it."""
-
-    def __call__(
-        self,
-        *command: str | Path,
-        devices: int = 1,
-        memory: str = "16g",
-        timeout: float = 300,
-        cwd: Path | None = None,
-        warm: bool = False,
-        options: Sequence[str] = (),
-        **environ: str,
-    ) -> Ended: ...
+#: Runs a command on emulated NPUs and waits for it; the fixture `emulate` says how.
+Emulate = Callable[..., Ended]
 
 
 @pytest.fixture(scope="session")
@@ -95,3 +84,10 @@ def emulate(libraries: Path) -> Emulate:
         return Ended(child.returncode, output)
 
     return run
+
+
+def emulated(*arguments: str, processes: int = 1, **options: object) -> Run:
+    """Trains the test model on as many emulated NPUs as there are processes."""
+    command = [sys.executable, "-m", "accel_bridge", "emulate-ascend"]
+    before = [*command, "--devices", str(processes), "--"]
+    return train(*arguments, processes=processes, before=before, **options)  # type: ignore[arg-type]

@@ -170,6 +170,7 @@ ON_AN_NPU = "swiglu signal-device host-initialization parameter-copy".split()
 
 
 def test_every_patch_is_reached_or_says_why_not(emulate: Emulate, tmp_path: Path) -> None:
+    """Upstream leaves a model that is initialized on the host there, where its optimizer fails."""
     script = Path(__file__).parents[2] / "pretrain" / "pretrain_gpt.py"
     python = warm_python.interpreter(emulated=True)
     words = [python, "-m", "accel_bridge", "patches", "--json", str(script)]

@@ -179,6 +179,7 @@ def walked(emulate: Emulate, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         report = tmp_path_factory.mktemp("edges") / "report.json"
         ended = emulate(
             *("-m", "accel_bridge", "ascend-limits", "--json", report),
+            warm=True,
             options=("--chip", chip, "--cann", cann),
             ASCEND_EMULATOR_LOOKS="1",
         )

@@ -1,4 +1,4 @@
-"""Scripts of Ascend users, and checkpoints, on emulated NPUs."""
+"""Scripts of Ascend users, checkpoints, sequence models and Triton kernels on emulated NPUs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 from end_to_end import quick_start
 from end_to_end.adaptor_2023 import COMMANDS, TOLERANCE, Command, Reference, start_from
 from end_to_end.launcher import UNCHANGED, Run, train, worst_difference
+from libraries import test_sequence_models as sequences
 
-from ascend.emulated import emulated
+from accel_bridge.apps.testing import FinishedRuns
+from ascend.conftest import Emulate, emulated
 
 #: Largest accepted difference of a loss in fp32.
 FP32 = 1e-5
@@ -35,8 +37,8 @@ def test_a_checkpoint_goes_to_the_npu_and_back(
 
 
 @pytest.mark.usefixtures("emulate")
-# Every pair of dtype, order and band.
-@pytest.mark.parametrize("command", [COMMANDS[i] for i in (1, 2, 4, 7)])
+# Every dtype, order and band; with what the CPU runs, every pair of them.
+@pytest.mark.parametrize("command", [COMMANDS[i] for i in (1, 6)])
 def test_commands_of_the_2023_adaptor(
     command: Command,
     adaptor_checkpoint: Path,
@@ -71,9 +73,38 @@ def test_activations_wait_on_the_host(flags: str) -> None:
     assert losses == expected
 
 
-@pytest.mark.usefixtures("emulate")
-def test_a_model_that_is_initialized_on_the_host_trains_on_the_npu() -> None:
-    """Upstream leaves it on the host, where the optimizer for half precision refuses it."""
-    run = emulated("--use-cpu-initialization", "--bf16", iterations=3).succeeded()
-    expected = train("--use-cpu-initialization", "--bf16", iterations=3).succeeded()
-    assert worst_difference(expected, run) <= 2e-3
+@pytest.mark.parametrize("kind", ["mamba", "delta"])
+def test_the_losses_of_sequence_models_are_the_cpus(
+    emulate: Emulate, kind: str, warm: str, finished_runs: FinishedRuns
+) -> None:
+    words = ("-m", "accel_bridge.run", sequences.WORKER, kind)
+    ended = emulate(*words, warm=True, ACCEL_BRIDGE_LIBRARIES="all")
+    assert ended.returncode == 0, ended.output
+    assert "[EMULATED Ascend]" in ended.output
+    expected = sequences.losses(sequences.train(kind, warm, finished_runs))
+    assert sequences.losses(ended.output) == pytest.approx(expected, abs=2e-5)
+
+
+TRITON = """
+import accel_bridge.auto
+import torch, triton, triton.language as tl
+
+@triton.jit
+def doubled(x, y, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    tl.store(y + place, tl.load(x + place) * 2)
+
+x = torch.arange(4, device="cuda", dtype=torch.bfloat16)
+y = torch.zeros_like(x)
+doubled[(1,)](x, y, BLOCK=4)
+print(y.device.type, y.cpu().tolist())
+"""
+
+
+def test_a_triton_kernel_is_interpreted(emulate: Emulate, tmp_path: Path) -> None:
+    """NPUs have no compiler of Triton."""
+    script = tmp_path / "script.py"
+    script.write_text(TRITON)
+    done = emulate(script)
+    assert "npu [0.0, 2.0, 4.0, 6.0]" in done.output, done.output[-2000:]
+    assert "Triton kernels run in Triton's interpreter" in done.output

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 from end_to_end.launcher import COUNTING, DOCUMENTS, ROOT, Run, worst_difference
 
-from accel_bridge.apps.testing import LAYOUTS, MOE
-from ascend.emulated import emulated
+from accel_bridge.apps.testing import MOE
+from ascend.conftest import emulated
 
 #: Largest accepted difference of a loss in fp32.
 FP32 = 1e-5
-
-#: Data and pipeline parallelism are in the four NPUs' layout, virtual stages in a script's.
-ON_TWO = {name: LAYOUTS[name][1] for name in ("tp2-sp", "cp2")}
 
 
 @pytest.mark.usefixtures("emulate")
@@ -30,25 +27,19 @@ class TestFp32:
         assert reached is not None
         assert int(reached[1]) >= 5
 
-    @pytest.mark.parametrize("layout", ON_TWO)
-    def test_a_layout_equals_the_cpu(
-        self,
-        layout: str,
-        dense_checkpoint: Path,
-        dense_reference: Run,
+    def test_two_npus_that_share_each_context_equal_the_cpu(
+        self, dense_checkpoint: Path, dense_reference: Run
     ) -> None:
         load = ["--load", str(dense_checkpoint), "--finetune"]
-        words = [*load, *ON_TWO[layout].split()]
-        run = emulated(*words, processes=2).succeeded()
+        run = emulated(*load, "--context-parallel-size", "2", processes=2).succeeded()
         assert worst_difference(dense_reference, run) <= FP32
 
     def test_experts_on_two_npus_equal_the_cpu(
-        self,
-        moe_checkpoint: Path,
-        moe_reference: Run,
+        self, moe_checkpoint: Path, moe_reference: Run
     ) -> None:
+        layout = "--expert-model-parallel-size 2 --use-distributed-optimizer"
         load = ["--load", str(moe_checkpoint), "--finetune", *MOE]
-        run = emulated(*load, "--expert-model-parallel-size", "2", processes=2).succeeded()
+        run = emulated(*load, *layout.split(), processes=2).succeeded()
         assert worst_difference(moe_reference, run) <= FP32
 
     def test_documents_train_as_on_the_cpu_and_leave_nothing_behind(
@@ -60,7 +51,8 @@ class TestFp32:
         assert run.left_behind == 0
 
     def test_four_npus_equal_the_cpu(self, dense_checkpoint: Path, dense_reference: Run) -> None:
-        layout = "--pipeline-model-parallel-size 2 --use-distributed-optimizer"
+        layout = "--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 "
+        layout += "--sequence-parallel"
         load = ["--load", str(dense_checkpoint), "--finetune"]
         run = emulated(*load, *layout.split(), processes=4).succeeded()
         assert worst_difference(dense_reference, run) <= FP32

@@ -43,12 +43,6 @@ def fake_megatron(directory: Path, version: tuple[int, int, int]) -> dict[str, s
     return {"PYTHONPATH": str(directory)}
 
 
-def test_an_older_megatron(tmp_path: Path) -> None:
-    env = fake_megatron(tmp_path / "checkout", (0, 11, 0))
-    run = run_code("import accel_bridge.auto", tmp_path, env)
-    assert_three_parts(run, "megatron-core 0.11.0 has never been tested", ">=0.12")
-
-
 def test_a_newer_megatron_is_a_warning(tmp_path: Path) -> None:
     env = fake_megatron(tmp_path / "checkout", (1, 0, 0))
     run = run_code("import accel_bridge.auto", tmp_path, env).succeeded()
@@ -65,12 +59,6 @@ def test_megatron_missing(tmp_path: Path) -> None:
 def test_megatron_imported_first(tmp_path: Path) -> None:
     run = run_code("import megatron.core.jit\nimport accel_bridge.auto", tmp_path)
     assert_three_parts(run, "megatron was imported before accel_bridge", "megatron.core.")
-
-
-def test_forced_backend_that_is_absent(tmp_path: Path) -> None:
-    env = {"ACCEL_BRIDGE_BACKEND": "ascend"}
-    run = run_code("import accel_bridge.auto", tmp_path, env)
-    assert_three_parts(run, "backend 'ascend' was asked for", "davinci")
 
 
 def test_a_patch_whose_target_is_gone_warns_by_default(tmp_path: Path) -> None:
@@ -116,11 +104,6 @@ def test_token_ids_outside_the_vocabulary(tmp_path: Path) -> None:
 def test_missing_checkpoint(tmp_path: Path) -> None:
     run = train("--load", str(tmp_path), "--exit-on-missing-checkpoint")
     assert_three_parts(run, "The checkpoint is not there", "latest_checkpointed_iteration.txt")
-
-
-def test_a_feature_of_transformer_engine() -> None:
-    run = train("--tp-comm-overlap")
-    assert_three_parts(run, "--tp-comm-overlap cannot be used", "the real Transformer Engine")
 
 
 def _without_mock_data(*arguments: str, processes: int = 1) -> Run:

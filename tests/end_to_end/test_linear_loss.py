@@ -1,6 +1,6 @@
-"""Output layer and loss without logits: real Megatron trains as with them.
+"""Loss without logits, and weight gradients that the backward pass itself adds to ``main_grad``.
 
-``dense_checkpoint`` has tied embeddings; ``fused_host`` adds weight gradients to ``main_grad``.
+Megatron trains as without. ``dense_checkpoint`` has tied embeddings; two stages have them apart.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ ON = {"ACCEL_BRIDGE_LINEAR_CROSS_ENTROPY": "on", "ACCEL_BRIDGE_LOG": "debug"}
 #: name -> processes, arguments, whether the backward pass adds to ``main_grad`` itself.
 LAYOUTS = {
     "one process": (1, "", False),
-    "split": (2, "--tensor-model-parallel-size 2", True),
     "split with sequences, fused loss": (
         2,
         "--tensor-model-parallel-size 2 --sequence-parallel --cross-entropy-loss-fusion "
@@ -49,7 +48,30 @@ def test_trains_as_with_logits(layout: str, dense_checkpoint: Path, dense_refere
 
 @pytest.mark.conformance
 def test_a_lost_weight_gradient_is_noticed(dense_checkpoint: Path, dense_reference: Run) -> None:
-    run = trained(dense_checkpoint, "split", INJECTED_ERROR="output")
+    run = trained(dense_checkpoint, "two stages", INJECTED_ERROR="output")
+    assert worst_difference(dense_reference, run) > 1e-4
+
+
+def fused(checkpoint: Path, processes: int, *arguments: str, **environment: str) -> Run:
+    """Five iterations with logits on the backend of ``fused_host``."""
+    environment |= {**FUSED_HOST, "ACCEL_BRIDGE_LOG": "debug"}
+    load = ["--load", str(checkpoint), "--finetune", *arguments]
+    return train(*load, processes=processes, env=environment).succeeded()
+
+
+def test_trains_as_without_fusion(dense_checkpoint: Path, dense_reference: Run) -> None:
+    overlapped = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+    run = fused(dense_checkpoint, 2, *overlapped.split())
+    assert "gradient_accumulation_fusion .................... True" in run.output
+    assert "embedding-gradient" not in re.findall("patches never reached: (.*)", run.output)[-1]
+    assert worst_difference(dense_reference, run) < 1e-5
+
+
+@pytest.mark.conformance
+def test_a_gradient_that_loses_tokens_is_noticed(
+    dense_checkpoint: Path, dense_reference: Run
+) -> None:
+    run = fused(dense_checkpoint, 1, INJECTED_ERROR="lost")
     assert worst_difference(dense_reference, run) > 1e-4
 
 

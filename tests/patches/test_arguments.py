@@ -47,66 +47,96 @@ def test_a_library_that_is_there_keeps_its_feature(
     assert said == []
 
 
-@pytest.mark.parametrize(("latent", "compiled"), [(True, True), (True, False), (False, False)])
-def test_a_triton_kernel_is_not_interpreted_where_an_unfused_form_computes_the_same(
-    host: Host, monkeypatch: pytest.MonkeyPatch, latent: bool, compiled: bool
-) -> None:
-    monkeypatch.setattr(Host, "library", lambda self, name: True)
-    monkeypatch.setattr(CpuBackend, "features", Features(triton=compiled))
-    args = Namespace(apply_rope_fusion=True, multi_latent_attention=latent)
-    adapt_arguments(args, ALL_RULES, host)
-    assert args.apply_rope_fusion is (compiled or not latent)
+NVLINK = {
+    "inference_moe_token_dispatcher_type": "nvls",
+    "moe_shared_expert_overlap": True,
+    "transformer_impl": "inference_optimized",
+    "expert_model_parallel_size": 8,
+}
+LATENT = {"moe_latent_size": 64}
+MASK = {"create_attention_mask_in_dataloader": True, "reset_attention_mask": False}
+TRITON, NO_TRITON = Features(triton=True), Features(triton=False)
 
 
 @pytest.mark.parametrize(
-    ("change", "compiled", "dispatcher", "overlap"),
+    ("given", "changed", "installed", "features"),
     [
-        ({}, False, "nccl", True),
-        ({"moe_latent_size": 64}, False, "nccl", False),
-        ({"moe_latent_size": 64}, True, "nvls", True),
-        ({"expert_model_parallel_size": 1}, False, "nvls", True),
-        ({"transformer_impl": "transformer_engine"}, False, "nvls", True),
+        # A Triton kernel is not interpreted where an unfused form computes the same.
+        ({"apply_rope_fusion": True, "multi_latent_attention": True}, {}, True, TRITON),
+        (
+            {"apply_rope_fusion": True, "multi_latent_attention": True},
+            {"apply_rope_fusion": False},
+            True,
+            NO_TRITON,
+        ),
+        ({"apply_rope_fusion": True, "multi_latent_attention": False}, {}, True, NO_TRITON),
+        # Experts answer through collectives where no NVLink is.
+        (NVLINK, {"inference_moe_token_dispatcher_type": "nccl"}, True, NO_TRITON),
+        (
+            NVLINK | LATENT,
+            {"inference_moe_token_dispatcher_type": "nccl", "moe_shared_expert_overlap": False},
+            True,
+            NO_TRITON,
+        ),
+        (NVLINK | LATENT, {}, True, TRITON),
+        (NVLINK | {"expert_model_parallel_size": 1}, {}, True, NO_TRITON),
+        (NVLINK | {"transformer_impl": "transformer_engine"}, {}, True, NO_TRITON),
+        # Megatron 0.16 took 1000; 0.17 to main divide by None.
+        ({"eval_interval": None, "train_iters": 5}, {"eval_interval": 1000}, False, None),
+        (
+            {"eval_interval": None, "train_iters": None, "train_samples": 64},
+            {"eval_interval": 1000},
+            False,
+            None,
+        ),
+        ({"eval_interval": 7, "train_iters": 5}, {}, False, None),
+        ({"eval_interval": None, "train_iters": 5, "skip_train": True}, {}, False, None),
+        ({"eval_interval": None, "train_iters": 5, "full_validation": True}, {}, False, None),
+        # Only a mask that is plainly causal is left out: a script's own data may bring any.
+        (
+            MASK | {"data_path": ["a_text_document"]},
+            {"create_attention_mask_in_dataloader": False},
+            False,
+            None,
+        ),
+        (MASK | {"data_path": ["a"], "reset_attention_mask": True}, {}, False, None),
+        (MASK | {"data_path": None}, {}, False, None),
+        # An asynchronous save uses the writer that is installed; not every format has one.
+        (
+            {"async_strategy": "nvrx", "async_save": True, "ckpt_format": "torch_dist"},
+            {"async_strategy": "mcore"},
+            False,
+            None,
+        ),
+        ({"async_strategy": "nvrx", "async_save": True}, {}, True, None),
+        ({"async_strategy": "nvrx", "async_save": False}, {}, True, None),
+        ({"async_strategy": "nvrx", "async_save": False}, {}, False, None),
+        *(
+            (
+                {"async_strategy": "nvrx", "async_save": True, "ckpt_format": form},
+                {"async_save": False},
+                False,
+                None,
+            )
+            for form in ("fsdp_dtensor", "torch_dcp")
+        ),
     ],
 )
-def test_experts_answer_through_collectives_where_no_nvlink_is(
+def test_only_what_cannot_work_changes(
+    given: dict[str, object],
+    changed: dict[str, object],
+    installed: bool,
+    features: Features | None,
     host: Host,
     monkeypatch: pytest.MonkeyPatch,
-    change: dict[str, object],
-    compiled: bool,
-    dispatcher: str,
-    overlap: bool,
 ) -> None:
-    monkeypatch.setattr(Host, "library", lambda self, name: True)
-    monkeypatch.setattr(CpuBackend, "features", Features(triton=compiled))
-    usual = {
-        "inference_moe_token_dispatcher_type": "nvls",
-        "moe_shared_expert_overlap": True,
-        "transformer_impl": "inference_optimized",
-        "expert_model_parallel_size": 8,
-    }
-    args = Namespace(**usual | change)
-    adapt_arguments(args, ALL_RULES, host)
-    assert args.inference_moe_token_dispatcher_type == dispatcher
-    assert args.moe_shared_expert_overlap is overlap
-
-
-@pytest.mark.parametrize(
-    ("given", "interval"),
-    [
-        ({}, 1000),
-        ({"train_iters": None, "train_samples": 64}, 1000),
-        ({"eval_interval": 7}, 7),
-        ({"skip_train": True}, None),
-        ({"full_validation": True}, None),
-    ],
-)
-def test_a_script_of_an_older_megatron_need_not_name_an_interval(
-    host: Host, given: dict[str, object], interval: int | None
-) -> None:
-    """Megatron 0.16 took 1000; 0.17 to main divide by None."""
-    args = Namespace(**{"eval_interval": None, "train_iters": 5, **given})
-    adapt_arguments(args, ALL_RULES, host)
-    assert args.eval_interval == interval
+    monkeypatch.setattr(Host, "library", lambda self, name: installed)
+    if features is not None:
+        monkeypatch.setattr(CpuBackend, "features", features)
+    args = Namespace(**given)
+    changes = adapt_arguments(args, ALL_RULES, host)
+    assert vars(args) == given | changed
+    assert {change.name for change in changes} == set(changed)
 
 
 @pytest.mark.parametrize(
@@ -190,48 +220,6 @@ def test_tokens_move_by_the_kernels_where_the_backend_has_them(
     args.moe_permute_fusion = False
     adapt_arguments(args, ALL_RULES, host)
     assert args.moe_permute_fusion is False
-
-
-@pytest.mark.parametrize(
-    ("reset", "data", "wanted"),
-    [
-        (False, ["a_text_document"], False),
-        (True, ["a_text_document"], True),
-        # A script that brings its own data may bring any mask with it.
-        (False, None, True),
-    ],
-)
-def test_only_a_mask_that_is_plainly_causal_is_left_out(
-    reset: bool, data: list[str] | None, wanted: bool, host: Host
-) -> None:
-    args = Namespace(
-        create_attention_mask_in_dataloader=True, reset_attention_mask=reset, data_path=data
-    )
-    adapt_arguments(args, ALL_RULES, host)
-    assert args.create_attention_mask_in_dataloader is wanted
-
-
-@pytest.mark.parametrize(("installed", "strategy"), [(False, "mcore"), (True, "nvrx")])
-def test_an_asynchronous_save_uses_the_writer_that_is_installed(
-    host: Host, monkeypatch: pytest.MonkeyPatch, installed: bool, strategy: str
-) -> None:
-    monkeypatch.setattr(Host, "library", lambda self, name: installed)
-    args = Namespace(async_strategy="nvrx", async_save=True)
-    adapt_arguments(args, ALL_RULES, host)
-    assert args.async_strategy == strategy
-    args = Namespace(async_strategy="nvrx", async_save=False)
-    assert adapt_arguments(args, ALL_RULES, host) == []
-
-
-@pytest.mark.parametrize(
-    ("form", "saves"), [("fsdp_dtensor", False), ("torch_dist", True), ("torch_dcp", False)]
-)
-def test_a_format_that_only_nvidias_writer_takes_is_saved_at_once(
-    host: Host, form: str, saves: bool
-) -> None:
-    args = Namespace(async_strategy="nvrx", async_save=True, ckpt_format=form)
-    adapt_arguments(args, ALL_RULES, host)
-    assert args.async_save is saves
 
 
 @pytest.mark.parametrize("flag", FSDP)

@@ -61,6 +61,19 @@ def run(capfd: pytest.CaptureFixture[str]) -> Callable[..., SimpleNamespace]:
     return call
 
 
+@pytest.fixture
+def prepare(
+    tmp_path: Path, gpt2: SimpleNamespace, run: Callable[..., SimpleNamespace]
+) -> Callable[..., SimpleNamespace]:
+    """``prepare(source, *words, prefix="ours")``: as ``run``, with the small vocabulary."""
+
+    def call(source: object, *words: object, prefix: str = "ours") -> SimpleNamespace:
+        sources = source if isinstance(source, list) else [source]
+        return run("--input", *sources, "--output-prefix", tmp_path / prefix, *gpt2.flags, *words)
+
+    return call
+
+
 @pytest.fixture(scope="session")
 def megatron_tokenizer(gpt2: SimpleNamespace) -> Callable[..., Any]:
     """Build one of Megatron 0.19's tokenizers, offline.
@@ -89,10 +102,7 @@ def megatron_gpt2(megatron_tokenizer: Callable[..., Any], gpt2: SimpleNamespace)
 
 @pytest.fixture
 def agree(
-    tmp_path: Path,
-    gpt2: SimpleNamespace,
-    megatron_gpt2: Any,
-    run: Callable[..., SimpleNamespace],
+    tmp_path: Path, megatron_gpt2: Any, prepare: Callable[..., SimpleNamespace]
 ) -> Callable[..., SimpleNamespace]:
     """``agree(source, *flags)``: the bytes of the small vocabulary are Megatron's own.
 
@@ -108,7 +118,7 @@ def agree(
         eod: bool = True,
     ) -> SimpleNamespace:
         words = ["--json-keys", *keys, *flags, *(["--append-eod"] if eod else [])]
-        done = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *words)
+        done = prepare(source, *words)
         assert done.code == 0, done.err
         records = list(reference_lines(source)) if records is None else records
         for key in keys:

@@ -43,11 +43,11 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, gpt2, run, name):
+def test_a_bad_line_is_named_and_nothing_is_left(tmp_path, name, prepare):
     line, reason = BAD_LINES[name]
     source = tmp_path / "a.jsonl"
     source.write_bytes(b"\n".join([GOOD, GOOD, line, GOOD]) + b"\n")
-    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    result = prepare(source)
     assert result.code == 2
     assert f"{source}:3" in result.err
     assert reason in result.err
@@ -118,35 +118,31 @@ def test_a_bad_key_among_several_drops_the_record_from_all(tmp_path, agree):
 
 
 @pytest.mark.slow
-def test_the_first_bad_line_of_the_input_is_named_whoever_finds_one_first(tmp_path, gpt2, run):
+def test_the_first_bad_line_of_the_input_is_named_whoever_finds_one_first(tmp_path, prepare):
     lines = [GOOD] * 300
     lines[100] = lines[250] = b"bad"
     source = tmp_path / "a.jsonl"
     source.write_bytes(b"\n".join(lines))
     for _ in range(3):
-        result = run(
-            "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags,
-            "--workers", 4, "--block-bytes", 100,
-        )  # fmt: skip
+        result = prepare(source, "--workers", 4, "--block-bytes", 100)
         assert result.code == 2
         assert f"{source}:101" in result.err
 
 
-def test_line_numbers_begin_anew_with_each_file(tmp_path, gpt2, run):
+def test_line_numbers_begin_anew_with_each_file(tmp_path, prepare):
     (tmp_path / "a.jsonl").write_bytes(GOOD + b"\n" + GOOD + b"\n")
     (tmp_path / "b.jsonl").write_bytes(GOOD + b"\nbad\n")
-    result = run("--input", tmp_path, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    result = prepare(tmp_path)
     assert f"{tmp_path / 'b.jsonl'}:2" in result.err
 
 
-def test_old_output_survives_a_failed_run(tmp_path, gpt2, run):
+def test_old_output_survives_a_failed_run(tmp_path, prepare):
     source = tmp_path / "a.jsonl"
     source.write_bytes(GOOD + b"\n")
-    prefix = tmp_path / "ours"
-    assert run("--input", source, "--output-prefix", prefix, *gpt2.flags).code == 0
+    assert prepare(source).code == 0
     before = {name: (tmp_path / name).read_bytes() for name in outputs(tmp_path)}
     source.write_bytes(GOOD + b"\nbad\n")
-    assert run("--input", source, "--output-prefix", prefix, *gpt2.flags).code == 2
+    assert prepare(source).code == 2
     assert {name: (tmp_path / name).read_bytes() for name in outputs(tmp_path)} == before
     assert len(before) == 2
 
@@ -159,9 +155,9 @@ def test_old_output_survives_a_failed_run(tmp_path, gpt2, run):
         ("empty", "no file of a known format"),
     ],
 )
-def test_missing_input(tmp_path, gpt2, run, given, said):
+def test_missing_input(tmp_path, given, said, prepare):
     (tmp_path / "empty").mkdir()
-    result = run("--input", tmp_path / given, "--output-prefix", tmp_path / "ours", *gpt2.flags)
+    result = prepare(tmp_path / given)
     assert result.code == 2
     assert said in result.err
     assert outputs(tmp_path) == []

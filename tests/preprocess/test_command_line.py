@@ -97,9 +97,9 @@ def test_both_ways_to_call_it(tmp_path, gpt2, how):
         (["--partitions", "2"], "round-robin"),
     ],
 )
-def test_notes(tmp_path, gpt2, run, flags, said):
+def test_notes(tmp_path, flags, said, prepare):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
-    result = run("--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, *flags)
+    result = prepare(source, *flags, prefix="x")
     assert result.code == 0
     assert said in result.err
 
@@ -111,13 +111,11 @@ def test_the_default_is_one_worker_per_available_cpu():
     assert parse(argv).workers == len(os.sched_getaffinity(0))
 
 
-def test_find_optimal_num_workers(tmp_path, gpt2, run):
+def test_find_optimal_num_workers(tmp_path, prepare):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a b c"}] * 50)
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "x", *gpt2.flags, "--partitions", 2,
-        "--find-optimal-num-workers", "--workers-to-check", 1, 2, 4, "--max-documents", 20,
-        "--block-bytes", 100,
-    )  # fmt: skip
+    words = "--partitions 2 --find-optimal-num-workers --workers-to-check 1 2 4 "
+    words += "--max-documents 20 --block-bytes 100"
+    result = prepare(source, *words.split(), prefix="x")
     assert result.code == 0, result.err
     assert "The most optimal num of workers is" in result.out
     assert "1 workers:" not in result.out

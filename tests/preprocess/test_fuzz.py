@@ -10,6 +10,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from random_examples import examples
 
 from accel_bridge.pretrain.preprocess import records as lines_module
 from accel_bridge.pretrain.preprocess import records as records_module
@@ -20,9 +21,7 @@ from accel_bridge.pretrain.preprocess.tokenizer_flags import TokenizerArguments
 from accel_bridge.pretrain.preprocess.tokenizers import read_tokenizer
 
 EOD = 0
-FUZZ = settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")

@@ -76,10 +76,10 @@ def test_the_guard_flags_exactly_the_texts_with_such_code_points():
     assert len(flagged) >= len(DIFFERENT)
 
 
-def test_both_engines_are_counted(tmp_path, gpt2, run):
+def test_both_engines_are_counted(tmp_path, prepare):
     rows = [{"text": "plain"}, {"text": "\U000323b0's"}, {"text": "你好 😀"}]
     source = write_jsonl(tmp_path / "a.jsonl", rows)
-    result = run("--input", source, "--output-prefix", tmp_path / "o", *gpt2.flags)
+    result = prepare(source, prefix="o")
     assert "engines    gigatoken 2, tokenizers 1" in result.out
 
 

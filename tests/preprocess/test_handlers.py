@@ -21,6 +21,7 @@ from accel_bridge.pretrain.preprocess.packing import PackedKeyWriter, fill
 
 from .mindspeed import ours, samples
 from .mindspeed.cases import CASES, Case, digest
+from .mindspeed.ours import preprocess as make
 
 ANSWERS = json.loads((Path(__file__).parent / "mindspeed/answers.json").read_text())
 TEMPLATES = _read_file(_OWN)
@@ -47,10 +48,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _transformers_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handler_tokenizer_module, "ask_transformers", ours.ask_here)
-
-
-def make(case: Case, data: Path, prefix: Path, tokenizer: Path) -> str:
-    return ours.preprocess(case, data, prefix, tokenizer)
 
 
 def test_the_judge_was_asked_about_every_case_and_template() -> None:

@@ -96,10 +96,10 @@ def test_partitions_order_documents_as_megatron_does(tmp_path, agree, partitions
     assert len(list(tmp_path.glob("ours*"))) == 2
 
 
-def test_megatron_reads_it(tmp_path, gpt2, megatron_gpt2, run):
+def test_megatron_reads_it(tmp_path, megatron_gpt2, prepare):
     source = write_jsonl(tmp_path / "a.jsonl", documents(20))
     prefix = tmp_path / "ours"
-    assert run("--input", source, "--output-prefix", prefix, *gpt2.flags, "--append-eod").code == 0
+    assert prepare(source, "--append-eod").code == 0
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
     dataset = IndexedDataset(f"{prefix}_text_document")

@@ -17,7 +17,7 @@ from accel_bridge.pretrain.preprocess._inspect import inspect_pair
 
 #: Numbers that break arithmetic.
 EXTREMES = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
-MUTATIONS = 250 if FEW else 2500 * TIMES
+MUTATIONS = 250 if FEW else 1000 * TIMES
 #: Growth of this process, in bytes.
 MOST_BYTES = 200 << 20
 

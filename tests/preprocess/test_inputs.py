@@ -80,49 +80,40 @@ def plain(tmp_path_factory, gpt2):
         ("a.parquet.gz", lambda d: gzip.compress(parquet_bytes())),
     ],
 )
-def test_formats(tmp_path, gpt2, run, plain, name, make):
+def test_formats(tmp_path, plain, name, make, prepare):
     source = tmp_path / name
     source.write_bytes(make(tmp_path))
-    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+    result = prepare(source, *FLAGS)
     assert result.code == 0, result.err
     assert_same_pair(tmp_path / "ours", plain)
 
 
-def test_several_formats_in_the_given_order(tmp_path, gpt2, run):
+def test_several_formats_in_the_given_order(tmp_path, prepare):
     (tmp_path / "in").mkdir()
     write_jsonl(tmp_path / "in" / "z.jsonl", RECORDS[:20])
     (tmp_path / "in" / "b.csv.gz").write_bytes(gzip.compress(csv_bytes()))
     (tmp_path / "in" / "c.parquet").write_bytes(parquet_bytes())
     order = [tmp_path / "in" / name for name in ("z.jsonl", "c.parquet", "b.csv.gz")]
-    assert (
-        run("--input", *order, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS).code == 0
-    )
+    assert prepare(order, *FLAGS).code == 0
     merged = write_jsonl(tmp_path / "all.jsonl", RECORDS[:20] + RECORDS + RECORDS)
-    assert (
-        run("--input", merged, "--output-prefix", tmp_path / "ref", *gpt2.flags, *FLAGS).code == 0
-    )
+    assert prepare(merged, *FLAGS, prefix="ref").code == 0
     assert_same_pair(tmp_path / "ours", tmp_path / "ref")
 
 
-def test_a_directory_is_read_by_name_to_any_depth(tmp_path, gpt2, run):
+def test_a_directory_is_read_by_name_to_any_depth(tmp_path, prepare):
     directory = tmp_path / "in"
     (directory / "deep").mkdir(parents=True)
     write_jsonl(directory / "b.jsonl", RECORDS[:3])
     write_jsonl(directory / "deep" / "c.jsonl", RECORDS[3:5])
     write_jsonl(directory / "a.jsonl", RECORDS[5:9])
     (directory / "README.md").write_text("not data")
-    assert (
-        run("--input", directory, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS).code
-        == 0
-    )
+    assert prepare(directory, *FLAGS).code == 0
     merged = write_jsonl(tmp_path / "all.jsonl", RECORDS[5:9] + RECORDS[:5])
-    assert (
-        run("--input", merged, "--output-prefix", tmp_path / "ref", *gpt2.flags, *FLAGS).code == 0
-    )
+    assert prepare(merged, *FLAGS, prefix="ref").code == 0
     assert_same_pair(tmp_path / "ours", tmp_path / "ref")
 
 
-def test_standard_input(tmp_path, gpt2, run, plain, monkeypatch):
+def test_standard_input(tmp_path, plain, monkeypatch, prepare):
     reader, writer = os.pipe()
 
     def feed():
@@ -133,77 +124,66 @@ def test_standard_input(tmp_path, gpt2, run, plain, monkeypatch):
     thread.start()
     with os.fdopen(reader, "rb") as stream:
         monkeypatch.setattr("sys.stdin", stream)
-        result = run("--input", "-", "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+        result = prepare("-", *FLAGS)
     thread.join()
     assert result.code == 0, result.err
     assert_same_pair(tmp_path / "ours", plain)
 
 
-def test_standard_input_cannot_be_resumed(tmp_path, gpt2, run):
-    result = run("--input", "-", "--output-prefix", tmp_path / "o", *gpt2.flags, *FLAGS, "--resume")
+def test_standard_input_cannot_be_resumed(prepare):
+    result = prepare("-", *FLAGS, "--resume", prefix="o")
     assert result.code == 2
     assert "cannot be read again" in result.err
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.parquet"])
-def test_truncated_files(tmp_path, gpt2, run, name):
+def test_files_that_are_truncated_or_not_what_they_say(tmp_path, name, prepare):
     data = jsonl_bytes(tmp_path)
     make = {".gz": gzip.compress, ".zst": zstandard.compress, ".bz2": bz2.compress}
     whole = make[os.path.splitext(name)[1]](data) if "parquet" not in name else parquet_bytes()
     source = tmp_path / name
-    source.write_bytes(whole[:-20])
-    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
-    assert result.code == 2
-    assert str(source) in result.err
-    assert "cannot be read" in result.err
-    assert not list(tmp_path.glob("ours*.idx"))
-
-
-@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.jsonl.bz2", "a.parquet"])
-def test_files_that_are_not_what_they_say(tmp_path, gpt2, run, name):
-    source = tmp_path / name
-    source.write_bytes(b"this is just text\n" * 10)
-    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
-    assert result.code == 2
-    assert str(source) in result.err
+    for content in (whole[:-20], b"this is just text\n" * 10):
+        source.write_bytes(content)
+        result = prepare(source, *FLAGS)
+        assert result.code == 2
+        assert str(source) in result.err
+        assert "cannot be read" in result.err
+        assert not list(tmp_path.glob("ours*.idx"))
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
-def test_a_missing_column_is_named(tmp_path, gpt2, run, name):
+def test_a_missing_column_is_named(tmp_path, name, prepare):
     source = tmp_path / name
     source.write_bytes(csv_bytes() if name == "a.csv" else parquet_bytes())
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--json-keys", "body"
-    )
+    result = prepare(source, "--json-keys", "body")
     assert result.code == 2
     assert "no column 'body'" in result.err
     assert "'id', 'text'" in result.err
 
 
-def test_bad_rows_are_named(tmp_path, gpt2, run):
+def test_bad_rows_are_named(tmp_path, prepare):
     (tmp_path / "a.csv").write_text("id,text\n1,x\n2\n")
-    result = run("--input", tmp_path / "a.csv", "--output-prefix", tmp_path / "o", *gpt2.flags)
+    result = prepare(tmp_path / "a.csv", prefix="o")
     assert result.code == 2
     assert f"{tmp_path / 'a.csv'} row 2" in result.err
     table = pa.table({"text": pa.array(["a", None, "b"])})
     pq.write_table(table, tmp_path / "a.parquet")
-    result = run("--input", tmp_path / "a.parquet", "--output-prefix", tmp_path / "o", *gpt2.flags)
+    result = prepare(tmp_path / "a.parquet", prefix="o")
     assert result.code == 2
     assert f"{tmp_path / 'a.parquet'} row 2" in result.err
     assert "not text but null" in result.err
 
 
-def test_parquet_lists_of_sentences(tmp_path, gpt2, run):
+def test_parquet_lists_of_sentences(tmp_path, prepare):
     rows = [{"text": ["a b", "c"]}, {"text": []}, {"text": ["", "d"]}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
     source = write_jsonl(tmp_path / "a.jsonl", rows)
     for path, prefix in ((tmp_path / "a.parquet", "ours"), (source, "ref")):
-        argv = ("--input", path, "--output-prefix", tmp_path / prefix, *gpt2.flags, "--append-eod")
-        assert run(*argv).code == 0
+        assert prepare(path, "--append-eod", prefix=prefix).code == 0
     assert_same_pair(tmp_path / "ours", tmp_path / "ref")
 
 
-def test_a_file_that_shrinks_while_it_is_read(tmp_path, gpt2, run, monkeypatch):
+def test_a_file_that_shrinks_while_it_is_read(tmp_path, monkeypatch, prepare):
     from accel_bridge.pretrain.preprocess import inputs as inputs_module
     from accel_bridge.pretrain.preprocess import run as run_module
 
@@ -211,7 +191,7 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path, gpt2, run, monkeypatch):
     found = inputs_module.find_sources([str(source)])
     longer = [type(found[0])(str(source), "jsonl", None, found[0].size + 5000, 0)]
     monkeypatch.setattr(run_module, "find_sources", lambda *_: longer)
-    result = run("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, *FLAGS)
+    result = prepare(source, *FLAGS)
     assert result.code == 2
     assert "changed" in result.err
 

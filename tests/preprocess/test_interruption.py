@@ -39,12 +39,9 @@ def files(directory: Path, prefix: str = "ours") -> dict[str, bytes]:
 
 
 @pytest.fixture
-def whole(tmp_path, corpus, gpt2, run) -> dict[str, bytes]:
+def whole(tmp_path, corpus, prepare) -> dict[str, bytes]:
     """The output of a run that nothing disturbs, under the names of the disturbed one."""
-    assert (
-        run("--input", corpus, "--output-prefix", tmp_path / "whole", *gpt2.flags, *BLOCKS).code
-        == 0
-    )
+    assert prepare(corpus, *BLOCKS, prefix="whole").code == 0
     return {name.replace("whole", "ours"): data for name, data in files(tmp_path, "whole").items()}
 
 
@@ -69,13 +66,12 @@ def no_children() -> Callable[[], bool]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_run_and_resume_completes_it(
-    tmp_path, corpus, gpt2, run, whole, monkeypatch, number, no_children
+    tmp_path, corpus, whole, monkeypatch, number, no_children, prepare
 ):
-    prefix = tmp_path / "ours"
     previous = signal.getsignal(number)
     at_block(monkeypatch, 5, lambda: os.kill(os.getpid(), number))
     start = time.monotonic()
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    result = prepare(corpus, *BLOCKS)
     assert time.monotonic() - start < 10
     assert result.code == 128 + number
     assert number.name in result.err
@@ -85,37 +81,34 @@ def test_a_signal_ends_the_run_and_resume_completes_it(
     assert not {"ours_text_document.bin", "ours_text_document.idx"} & set(files(tmp_path))
 
     monkeypatch.undo()
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    result = prepare(corpus, *BLOCKS, "--resume")
     assert result.code == 0, result.err
     assert "resumed" in result.out
     assert "documents  600" in result.out
     assert files(tmp_path) == whole
 
 
-def test_old_output_is_untouched_by_an_interrupted_run(tmp_path, corpus, gpt2, run, monkeypatch):
-    prefix = tmp_path / "ours"
+def test_old_output_is_untouched_by_an_interrupted_run(tmp_path, corpus, monkeypatch, prepare):
     small = write_jsonl(tmp_path / "b.jsonl", [{"text": "old"}])
-    assert run("--input", small, "--output-prefix", prefix, *gpt2.flags).code == 0
+    assert prepare(small).code == 0
     old = files(tmp_path)
     at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS).code == 143
+    assert prepare(corpus, *BLOCKS).code == 143
     now = files(tmp_path)
     assert {name: now[name] for name in old} == old
 
 
-def test_a_run_without_resume_starts_anew(tmp_path, corpus, gpt2, run, whole, monkeypatch):
-    prefix = tmp_path / "ours"
+def test_a_run_without_resume_starts_anew(tmp_path, corpus, whole, monkeypatch, prepare):
     at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS).code == 143
+    assert prepare(corpus, *BLOCKS).code == 143
     monkeypatch.undo()
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    result = prepare(corpus, *BLOCKS)
     assert result.code == 0
     assert "resumed" not in result.out
     assert files(tmp_path) == whole
 
 
-def test_a_killed_worker_ends_the_run(tmp_path, corpus, gpt2, run, whole, monkeypatch, no_children):
-    prefix = tmp_path / "ours"
+def test_a_killed_worker_ends_the_run(tmp_path, corpus, whole, monkeypatch, no_children, prepare):
     encode = encoder_module.BlockEncoder.encode
 
     def dying(self, block):
@@ -124,23 +117,23 @@ def test_a_killed_worker_ends_the_run(tmp_path, corpus, gpt2, run, whole, monkey
         return encode(self, block)
 
     monkeypatch.setattr(encoder_module.BlockEncoder, "encode", dying)
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    result = prepare(corpus, *BLOCKS)
     assert result.code == 2
     assert "a worker process died" in result.err
     assert "SIGKILL" in result.err
     assert no_children()
     monkeypatch.undo()
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    result = prepare(corpus, *BLOCKS, "--resume")
     assert result.code == 0, result.err
     assert files(tmp_path) == whole
 
 
-def test_an_exception_in_a_worker_ends_the_run(tmp_path, corpus, gpt2, run, monkeypatch):
+def test_an_exception_in_a_worker_ends_the_run(tmp_path, corpus, monkeypatch, prepare):
     def broken(self, block):
         raise ZeroDivisionError("injected")
 
     monkeypatch.setattr(encoder_module.BlockEncoder, "encode", broken)
-    result = run("--input", corpus, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS)
+    result = prepare(corpus, *BLOCKS)
     assert result.code == 2
     assert "ZeroDivisionError: injected" in result.err
     assert files(tmp_path) == {}
@@ -162,7 +155,7 @@ def start(
 
 
 def test_after_sigkill_resume_continues_from_the_last_checkpoint(
-    tmp_path, corpus, gpt2, run, whole
+    tmp_path, corpus, gpt2, whole, prepare
 ):
     prefix = tmp_path / "ours"
     patch = (
@@ -178,7 +171,7 @@ def test_after_sigkill_resume_continues_from_the_last_checkpoint(
     process = start(corpus, prefix, gpt2.flags, patch)
     _, err = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL, err
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    result = prepare(corpus, *BLOCKS, "--resume")
     assert result.code == 0, result.err
     assert "resumed" in result.out
     assert files(tmp_path) == whole
@@ -205,7 +198,7 @@ def test_workers_do_not_outlive_a_killed_parent(tmp_path, corpus, gpt2):
     process.stderr.close()
 
 
-def test_a_full_disk_ends_the_run(tmp_path, corpus, gpt2, run, whole):
+def test_a_full_disk_ends_the_run(tmp_path, corpus, gpt2, whole, prepare):
     prefix = tmp_path / "ours"
 
     def limit() -> None:
@@ -216,15 +209,14 @@ def test_a_full_disk_ends_the_run(tmp_path, corpus, gpt2, run, whole):
     assert process.returncode == 2, err
     assert "the output cannot be written" in err
     assert "ours_text_document.idx" not in files(tmp_path)
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    result = prepare(corpus, *BLOCKS, "--resume")
     assert result.code == 0, result.err
     assert files(tmp_path) == whole
 
 
-def test_no_index_ever_stands_beside_another_runs_data(tmp_path, corpus, gpt2, run, monkeypatch):
-    prefix = tmp_path / "ours"
+def test_no_index_ever_stands_beside_another_runs_data(tmp_path, corpus, monkeypatch, prepare):
     small = write_jsonl(tmp_path / "b.jsonl", [{"text": "old"}])
-    assert run("--input", small, "--output-prefix", prefix, *gpt2.flags).code == 0
+    assert prepare(small).code == 0
     replace = os.replace
 
     def failing(source, target):
@@ -233,35 +225,32 @@ def test_no_index_ever_stands_beside_another_runs_data(tmp_path, corpus, gpt2, r
         replace(source, target)
 
     monkeypatch.setattr(writer_module.os, "replace", failing)
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    result = prepare(corpus, *BLOCKS)
     assert result.code == 2
     assert "ours_text_document.idx" not in files(tmp_path)
     monkeypatch.undo()
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    result = prepare(corpus, *BLOCKS, "--resume")
     assert result.code == 2
     assert "without --resume" in result.err
 
 
-def test_resume_refuses_other_settings(tmp_path, corpus, gpt2, run, monkeypatch):
-    prefix = tmp_path / "ours"
+def test_resume_refuses_other_settings(corpus, monkeypatch, prepare):
     at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS).code == 143
+    assert prepare(corpus, *BLOCKS).code == 143
     monkeypatch.undo()
     others = [*BLOCKS[:-1], "--resume"]
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *others)
+    result = prepare(corpus, *others)
     assert result.code == 2
     assert "append eod: then True, now False" in result.err
     with open(corpus, "a") as file:
         file.write('{"text": "more"}\n')
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS, "--resume")
+    result = prepare(corpus, *BLOCKS, "--resume")
     assert result.code == 2
     assert "input: then" in result.err
 
 
-def test_resume_without_anything_to_resume(tmp_path, corpus, gpt2, run):
-    result = run(
-        "--input", corpus, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS, "--resume"
-    )
+def test_resume_without_anything_to_resume(corpus, prepare):
+    result = prepare(corpus, *BLOCKS, "--resume")
     assert result.code == 2
     assert "nothing to resume" in result.err
 
@@ -291,10 +280,10 @@ def test_resume_keeps_skipped_records_and_their_log(tmp_path, gpt2, run, monkeyp
     assert numbers == [i + 1 for i in range(600) if i % 50 == 7]
 
 
-def test_two_runs_do_not_share_an_output(tmp_path, corpus, gpt2, run):
+def test_two_runs_do_not_share_an_output(tmp_path, corpus, prepare):
     prefix = tmp_path / "ours"
     writer = writer_module.KeyWriter(f"{prefix}_text_document", run_module.id_type(600))
-    result = run("--input", corpus, "--output-prefix", prefix, *gpt2.flags, *BLOCKS)
+    result = prepare(corpus, *BLOCKS)
     writer.discard()
     assert result.code == 2
     assert "another run is writing this output" in result.err

@@ -44,7 +44,7 @@ def assert_refused(result, *said: str) -> None:
 
 
 @pytest.mark.parametrize("link", ["itself", "symbolic", "hard"])
-def test_an_error_log_is_never_an_input(tmp_path, numbers, gpt2, run, link):
+def test_an_error_log_is_never_an_input(tmp_path, numbers, gpt2, link, prepare):
     for victim in (numbers, gpt2.vocab, gpt2.merges):
         log = {"itself": victim}.get(link, tmp_path / f"log-{victim.name}")
         if link == "symbolic":
@@ -52,7 +52,7 @@ def test_an_error_log_is_never_an_input(tmp_path, numbers, gpt2, run, link):
         elif link == "hard":
             os.link(victim, log)
         before = victim.read_bytes()
-        result = run("--input", numbers, "--output-prefix", tmp_path / "o", *gpt2.flags, *SKIP, log)
+        result = prepare(numbers, *SKIP, log, prefix="o")
         assert_refused(result, "would write over an input")
         assert victim.read_bytes() == before
 

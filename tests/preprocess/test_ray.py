@@ -48,12 +48,9 @@ def test_not_more_workers_than_the_cluster_has_cpus(capsys, asked, cpus, started
     assert ("more than the cluster's 4 CPUs" in capsys.readouterr().err) == (asked > cpus)
 
 
-def test_no_cluster(tmp_path, gpt2, run):
+def test_no_cluster(tmp_path, prepare):
     source = write_jsonl(tmp_path / "a.jsonl", ROWS[:2])
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "o", *gpt2.flags, "--engine", "ray",
-        "--ray-address", "127.0.0.1:1",
-    )  # fmt: skip
+    result = prepare(source, "--engine", "ray", "--ray-address", "127.0.0.1:1", prefix="o")
     assert result.code == 2
     assert "no Ray cluster can be reached" in result.err
 

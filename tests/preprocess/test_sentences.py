@@ -31,11 +31,10 @@ def punkt(tmp_path, monkeypatch):
     return PunktTokenizer
 
 
-def test_sentences_become_sequences(tmp_path, gpt2, megatron_gpt2, run, punkt):
+def test_sentences_become_sequences(tmp_path, megatron_gpt2, prepare, punkt):
     rows = [{"text": text} for text in TEXTS]
     source = write_jsonl(tmp_path / "a.jsonl", rows)
-    argv = ("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags, "--append-eod")
-    result = run(*argv, "--split-sentences", "--workers", 2)
+    result = prepare(source, "--append-eod", "--split-sentences", "--workers", 2)
     assert result.code == 0, result.err
     split = [{"text": list(punkt("english").tokenize(text))} for text in TEXTS]
     assert [len(row["text"]) for row in split] == [5, 0, 1, 3]
@@ -64,10 +63,9 @@ def test_long_texts_are_split_in_pieces(punkt, monkeypatch):
     assert split(text) == [s for piece in pieces for s in tokenizer.tokenize(piece)]
 
 
-def test_a_missing_model_is_named(tmp_path, gpt2, run, punkt):
+def test_a_missing_model_is_named(tmp_path, prepare, punkt):
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
-    argv = ("--input", source, "--output-prefix", tmp_path / "ours", *gpt2.flags)
-    result = run(*argv, "--split-sentences", "--lang", "klingon")
+    result = prepare(source, "--split-sentences", "--lang", "klingon")
     assert result.code == 2
     assert "klingon" in result.err
     assert "nltk.downloader punkt_tab" in result.err

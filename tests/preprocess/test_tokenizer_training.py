@@ -209,7 +209,7 @@ def test_what_cannot_be_trained_is_said(
     assert not (tmp_path / "t").exists()
 
 
-def test_plain_text_is_one_document_a_file(tmp_path: Path, run, gpt2) -> None:
+def test_plain_text_is_one_document_a_file(tmp_path: Path, run, gpt2, prepare) -> None:
     directory = tmp_path / "plain"
     directory.mkdir()
     texts = ["\ufeffFirst file.\n\nIts second paragraph.\n", "Second file.\r\n", ""]
@@ -220,7 +220,7 @@ def test_plain_text_is_one_document_a_file(tmp_path: Path, run, gpt2) -> None:
     assert done.code == 0, done.err
     rows = [{"text": texts[0][1:]}, {"text": texts[1]}]
     source = write_jsonl(tmp_path / "rows.jsonl", rows)
-    assert run("--input", source, "--output-prefix", tmp_path / "b", *gpt2.flags, "--append-eod")
+    assert prepare(source, "--append-eod", prefix="b")
     assert_same_pair(tmp_path / "plain-out", tmp_path / "b")
 
 

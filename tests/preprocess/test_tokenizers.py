@@ -284,36 +284,23 @@ def test_compat_012_takes_special_tokens_for_text(tmp_path, gpt2, run):
 
 
 @pytest.mark.parametrize(
-    ("contents", "said"),
-    [("not json", "cannot be read"), ("[1, 2]", "not an object"), ('{"a": "b"}', "not an object")],
+    ("flag", "contents", "said"),
+    [
+        ("--vocab-file", "not json", "cannot be read"),
+        ("--vocab-file", "[1, 2]", "not an object"),
+        ("--vocab-file", '{"a": "b"}', "not an object"),
+        ("--merge-file", "#version: 0.2\na b\nab\n", "broken:3"),
+        ("--merge-file", "", "the merges file is empty"),
+    ],
 )
-def test_broken_vocabularies(tmp_path, gpt2, run, contents, said):
-    vocab = tmp_path / "vocab.json"
-    vocab.write_text(contents)
+def test_broken_vocabularies_and_merges(tmp_path, prepare, flag, contents, said):
+    broken = tmp_path / "broken"
+    broken.write_text(contents)
     source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "ours", "--tokenizer-type",
-        "GPT2BPETokenizer", "--vocab-file", vocab, "--merge-file", gpt2.merges,
-    )  # fmt: skip
+    result = prepare(source, flag, broken)
     assert result.code == 2
     assert said in result.err
-    assert str(vocab) in result.err
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [("#version: 0.2\na b\nab\n", "merges.txt:3"), ("", "the merges file is empty")],
-)
-def test_broken_merges(tmp_path, gpt2, run, content, said):
-    merges = tmp_path / "merges.txt"
-    merges.write_text(content)
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "a"}])
-    result = run(
-        "--input", source, "--output-prefix", tmp_path / "ours", "--tokenizer-type",
-        "GPT2BPETokenizer", "--vocab-file", gpt2.vocab, "--merge-file", merges,
-    )  # fmt: skip
-    assert result.code == 2
-    assert said in result.err
+    assert str(broken) in result.err
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 40, b"no model"])

@@ -1,0 +1,163 @@
+"""Gradients of weights that several ranks, layers or recomputed functions share."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from patched_function import patched
+from torch.nn import functional
+
+from accel_bridge.libraries.main_grad import placeholder
+from accel_bridge.patches import (
+    latent_gradients,
+    loss_gradient,
+    placeholders,
+    recompute_outputs,
+    tensor_parallel,
+)
+
+
+class Linear(torch.nn.Linear):
+    """Marks its weight as Transformer Engine does."""
+
+    def __init__(self, width: int, *, parallel_mode: str | None) -> None:
+        super().__init__(width, width)
+        self.weight.tensor_model_parallel = True
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(("mode", "is_part"), [("duplicated", False), ("column", True)])
+def test_a_duplicated_weight_is_no_part(mode: str, is_part: bool) -> None:
+    """What all tensor-parallel ranks have counts once in the norm of the gradients."""
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+
+    layer = Linear.__new__(Linear)
+    new = patched(tensor_parallel.PATCHES, Linear.__init__, "duplicated-linear")
+    new(layer, 4, parallel_mode=mode)
+    second: Any = SimpleNamespace(rank=lambda: 1)
+    assert param_is_not_tensor_parallel_duplicate(layer.weight, second) is is_part
+
+
+class Attention(torch.nn.Module):
+    def __init__(self, ranks: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(tensor_model_parallel_size=ranks)
+        self.linear_kv_down_proj = torch.nn.Identity()
+
+
+@pytest.mark.parametrize("id", ["latent-gradients", "absorbed-latent-gradients"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_key_of_latent_attention_is_followed(
+    monkeypatch: pytest.MonkeyPatch, id: str, ranks: int
+) -> None:
+    """Its projection gets the gradient of all ranks."""
+    new = patched(latent_gradients.PATCHES, Attention.__init__, id)
+    monkeypatch.setattr(Attention, "__init__", new)
+    assert len(Attention(ranks).linear_kv_down_proj._forward_hooks) == ranks - 1
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_hook_that_starts_communication_needs_a_gradient(overlap: bool) -> None:
+    """Other weights whose gradient is in main_grad get no placeholder."""
+    parallel: Any = SimpleNamespace(ddp_config=SimpleNamespace(overlap_grad_reduce=overlap))
+    weight: Any = torch.nn.Parameter(torch.zeros(2, 3))
+    weight.grad_added_to_main_grad = False
+    hook = patched(placeholders.PATCHES, lambda self, param: (self, param))
+    assert hook(parallel, weight) == (parallel, weight)
+    assert (placeholder(weight, torch.zeros(2, 3)) is None) is not overlap
+    assert weight.grad_added_to_main_grad
+
+
+def reduce(input_: torch.Tensor, group: object) -> torch.Tensor:
+    """What Megatron before 0.19 does, for two ranks with equal tensors."""
+    input_.contiguous().mul_(2)
+    return input_
+
+
+def test_a_view_is_summed_and_returned() -> None:
+    """A sum over ranks reaches whoever gets a tensor that is not contiguous."""
+    new = patched(tensor_parallel.PATCHES, reduce, "strided-reduction")
+    view = torch.ones(4, 6)[:, 2:]
+    assert torch.equal(reduce(view, None), torch.ones(4, 4)), "upstream is as the patch takes it"
+    assert torch.equal(new(view, None), torch.full((4, 4), 2.0))
+    assert torch.equal(new(input_=view, group=None), torch.full((4, 4), 2.0))
+    whole = torch.ones(3)
+    assert new(whole, None) is whole
+    assert torch.equal(whole, torch.full((3,), 2.0))
+
+
+@pytest.mark.megatron
+def test_a_parameter_among_recomputed_results_keeps_no_history(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from megatron.core.tensor_parallel import random
+
+    # Random states are a device's; nothing here draws numbers.
+    monkeypatch.setattr(random, "_get_all_rng_states", tuple)
+    monkeypatch.setattr(random, "_set_all_rng_states", lambda *_: None)
+    monkeypatch.setattr(random, "_fork_rng", nullcontext)
+    checkpoint = patched(recompute_outputs.PATCHES, random.checkpoint, "recompute-outputs")
+    bias = torch.nn.Parameter(torch.ones(3))
+    value = torch.ones(3, requires_grad=True)
+
+    def run(inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        return inputs * 2, bias, None
+
+    result, given, nothing = checkpoint(run, False, value)
+    assert bias.is_leaf
+    assert nothing is None
+    (result * 3 + given * 5).sum().backward()
+    assert value.grad is not None
+    assert bias.grad is not None
+    assert value.grad.tolist() == [6.0] * 3
+    assert bias.grad.tolist() == [5.0] * 3
+    assert torch.equal(checkpoint(lambda one: one * 2, False, value), value * 2)
+    # What is fixed: the backward pass would now run itself again, without an end.
+    random.checkpoint(run, False, value)
+    assert not bias.is_leaf
+
+
+def gradient(logits: torch.Tensor, target: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Of the sum of scaled losses, by the patched function, [s, b, v]."""
+    from megatron.core.fusions import fused_cross_entropy as fused
+
+    new = patched(loss_gradient.PATCHES, fused.calculate_gradients, module=fused)
+    softmax = logits.detach().float().softmax(-1)
+    hidden = torch.zeros_like(target, dtype=torch.bool)
+
+    class Loss(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+            return values.float().logsumexp(-1)
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = new(softmax, grad, hidden, target.view(-1))
+            return found
+
+    (found,) = torch.autograd.grad((Loss.apply(logits) * scale).sum(), logits)
+    return found
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_the_losss_gradient_is_rounded_to_the_dtype_of_the_logits_alone(dtype: torch.dtype) -> None:
+    draws = torch.Generator().manual_seed(1)
+    logits = torch.randn(6, 2, 40, generator=draws).to(dtype).requires_grad_()
+    target = torch.randint(40, (6, 2), generator=draws)
+    scale = torch.rand(6, 2, generator=draws)
+    found = gradient(logits, target, scale)
+    exact = logits.detach().double().requires_grad_()
+    losses = functional.cross_entropy(exact.flatten(0, 1), target.flatten(), reduction="none")
+    (expected,) = torch.autograd.grad((losses.view(6, 2) * scale).sum(), exact)
+    assert found.dtype == dtype
+    limit = torch.finfo(dtype).eps
+    error = ((found.double() - expected).norm() / expected.norm()).item()
+    assert error < limit
+    if dtype == torch.float32:  # what upstream does to it is found
+        rounded = ((expected.bfloat16().double() - expected).norm() / expected.norm()).item()
+        assert rounded > 1000 * limit
