@@ -18,6 +18,7 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
   Python layer.
 - ``logits``: ``bridge`` with the logits of all tokens, where it leaves them out.
 - ``beside``: the same with the real Transformer Engine installed.
+- ``before``: ``bridge`` with another accel_bridge, installed in ``--before DIRECTORY``.
 
 The rows of a model are measured one after the other, so that their ratios are those of one machine
 state. With ``--gpus N``, N models of one GPU run side by side, each on a GPU and on processor cores
@@ -205,6 +206,8 @@ def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
     if way == "te":
         paths = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = f"{options.apex}:{paths}"
+    if way == "before":
+        environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
     return environment
 
 
@@ -329,6 +332,7 @@ def main() -> None:
         help="A,B:bridge+te: A in all ways, B in these two",
     )
     parser.add_argument("--ways", default="local,bridge,te")
+    parser.add_argument("--before", help="directory in which another accel_bridge is installed")
     parser.add_argument("--te", help="directory in which Transformer Engine is installed")
     parser.add_argument("--apex", type=Path, help="directory of Apex's sources, which te needs")
     parser.add_argument("--out", default=".", help="directory for logs and rows.json")

@@ -111,6 +111,16 @@ def profile_after(module: object, steps: int) -> None:
                 and not getattr(event, "is_user_annotation", False)
             ]
             print("bench-kernels " + json.dumps(parts(kernels, PROFILED)), flush=True)
+            print("bench-longest " + json.dumps(_longest(kernels)), flush=True)
         return result
 
     module.train_step = train_step  # type: ignore[attr-defined]
+
+
+def _longest(kernels: Iterable[Kernel], number: int = 40) -> list[list[object]]:
+    """[name, launches, microseconds] of the kernels that take most, for whoever reads the log."""
+    found: dict[str, list[float]] = {}
+    for name, start, end in kernels:
+        found.setdefault(name, []).append(end - start)
+    ordered = sorted(found.items(), key=lambda item: -sum(item[1]))[:number]
+    return [[name[:100], len(times), round(sum(times), 1)] for name, times in ordered]
