@@ -80,6 +80,20 @@ def test_the_convolution_is_torchs(activation: str | None) -> None:
         convolution(x, weight, activation="gelu")
 
 
+@pytest.mark.parametrize("name", ["causal_conv1d_fn", "causal_conv1d_ref"])
+def test_a_convolutions_initial_state_belongs_to_a_rows_first_sequence(name: str) -> None:
+    torch.manual_seed(0)
+    x, weight, before = torch.randn(2, 6, 9), torch.randn(6, 4), torch.randn(2, 6, 3)
+    ids = torch.tensor([[3, 3, 5, 5, 5, 5, 5, 5, 5], [4, 4, 4, 4, 4, 4, 4, 4, 7]])
+    convolve = load(f"causal_conv1d.causal_conv1d_interface:{name}")
+    found = convolve(x, weight, seq_idx=ids, initial_states=before)
+    for row, end in enumerate((2, 8)):
+        parts = (x[row : row + 1, :, :end], x[row : row + 1, :, end:])
+        first = convolve(parts[0], weight, initial_states=before[row : row + 1])
+        alone = torch.cat((first, convolve(parts[1], weight)), -1)
+        torch.testing.assert_close(found[row : row + 1], alone)
+
+
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("state_len", [3, 5])
 def test_updates_go_on_where_the_sequence_ended(ring: bool, state_len: int) -> None:
