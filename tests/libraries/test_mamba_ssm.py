@@ -407,7 +407,7 @@ def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
     x_proj, dt_proj, out_proj = torch.randn(r + 2 * n, d), torch.randn(d, r), torch.randn(h, d)
     A, D, bias = -torch.rand(d, n), torch.randn(d), torch.randn(d)
     weights = {"b_rms_weight": torch.ones(n), "c_rms_weight": torch.ones(n) * 2}
-    options = {**weights, "dt_rms_weight": torch.ones(r), "b_c_dt_rms_eps": 1e-3} if normed else {}
+    options = {**weights, "dt_rms_weight": torch.ones(d), "b_c_dt_rms_eps": 1e-3} if normed else {}
     xz.requires_grad_()
     found = inner("mamba_inner_fn")(
         xz, conv, conv_bias, x_proj, dt_proj, out_proj, None, A, D=D, delta_bias=bias, **options
@@ -415,13 +415,14 @@ def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
     x, z = xz.chunk(2, 1)
     x = functional.silu(functional.conv1d(x, conv, conv_bias, padding=3, groups=d)[..., :s])
     dt, B, C = (x_proj @ x).split((r, n, n), 1)
+    dt = dt_proj @ dt
     if normed:
         dt, B, C = (
             functional.rms_norm(one.transpose(1, 2), one.shape[1:2], eps=1e-3).transpose(1, 2)
             for one in (dt, B, C)
         )
         C = C * 2
-    scanned = inner("selective_scan_fn")(x, dt_proj @ dt, A, B, C, D, z, bias, True)
+    scanned = inner("selective_scan_fn")(x, dt, A, B, C, D, z, bias, True)
     expected = (out_proj @ scanned).transpose(1, 2)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     (gradient,) = torch.autograd.grad(found.sum(), xz)
