@@ -92,8 +92,8 @@ conformance: $(STAMP) ## tests of the tests and of harnesses; every Triton kerne
 .PHONY: clients
 clients: $(STAMP) ## run frameworks above Megatron for a quarter of an hour, the longest unseen first (30 GB)
 	@$(VENV_PYTHON) -m pip install --quiet -c constraints.txt uv
-	@$(VENV_PYTHON) tests/conformance/clients/job.py --minutes 15 $(ARGS)
-	@$(VENV_PYTHON) tools/generated_docs.py
+	@$(VENV_PYTHON) tests/conformance/clients/job.py --minutes 15 $(ARGS); status=$$?; \
+		$(VENV_PYTHON) tools/generated_docs.py && exit $$status
 
 # MINDSPEED_LLM is a checkout, MEGATRON a Megatron-LM (0.12 for the data; `datasets` on PYTHONPATH).
 .PHONY: mindspeed-data mindspeed-scripts mindspeed-delegation

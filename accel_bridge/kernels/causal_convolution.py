@@ -28,11 +28,11 @@ def causal_convolution_reference(
     :param weight: [d, w], any float dtype.
     :param bias: [d] or None.
     :param silu: apply ``y * sigmoid(y)`` before rounding.
-    :param initial_state: [b, d, w - 1], what came before the sequence; default zeros.
+    :param initial_state: [b, d, w - 1], what came before a row's first sequence; default zeros.
     :param sequence_ids: [b, s] integers: no position sees one with another id. Positions with a
         negative id are padding and give zeros.
     :returns: [b, d, s] in the input's dtype, with its order of strides, as its gradient has.
-    :raises ValueError: sizes that do not fit; both an initial state and sequence ids.
+    :raises ValueError: sizes that do not fit.
     """
     check_convolution(input, weight, initial_state, sequence_ids)
     input = _SameLayout.apply(input)
@@ -41,12 +41,14 @@ def causal_convolution_reference(
     width = weight.shape[-1]
     past = _past(input, width, initial_state).to(dtype)
     output = past[..., width - 1 :] * taps[:, width - 1 :]
+    if sequence_ids is not None:
+        # What stands before a row belongs to its first sequence.
+        ids = torch.cat((sequence_ids[:, :1].repeat(1, width - 1), sequence_ids), -1)
     for tap in range(width - 1):
         part = past[..., tap : tap + length]
         if sequence_ids is not None:
-            # The ids of what this tap reads; nothing stands before the sequence.
-            other = functional.pad(sequence_ids, (width - 1 - tap, 0), value=-1)[:, :length]
-            part = part.masked_fill((other != sequence_ids).unsqueeze(1), 0.0)
+            other = ids[:, tap : tap + length] != sequence_ids
+            part = part.masked_fill(other.unsqueeze(1), 0.0)
         output = torch.addcmul(output, part, taps[:, tap : tap + 1])
     if bias is not None:
         output = output + bias.to(dtype).unsqueeze(-1)
@@ -109,8 +111,6 @@ def check_convolution(
         raise ValueError(f"initial_state is {list(initial_state.shape)}, not {list(state)}")
     if sequence_ids is not None and sequence_ids.shape != (batch, length):
         raise ValueError(f"sequence_ids is {list(sequence_ids.shape)}, not {[batch, length]}")
-    if initial_state is not None and sequence_ids is not None:
-        raise ValueError("an initial state and sequence ids exclude each other")
 
 
 def _past(input: torch.Tensor, width: int, initial_state: torch.Tensor | None) -> torch.Tensor:

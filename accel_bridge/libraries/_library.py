@@ -66,12 +66,12 @@ LIBRARIES: Final[dict[str, Library]] = {
         Library("mamba_ssm", "2.3.2.post1", "mamba-ssm", extensions=("selective_scan_cuda",)),
         Library(
             "causal_conv1d",
-            "1.6.1",
+            "1.7.0",
             "causal-conv1d",
             extensions=("causal_conv1d_cuda",),
             compiled=("causal_conv1d_cuda*.so",),
         ),
-        Library("fla", "0.5.2", "flash-linear-attention"),
+        Library("fla", "0.6.0", "flash-linear-attention"),
         Library(
             "fast_hadamard_transform",
             "1.0.4",

@@ -52,7 +52,7 @@ def causal_conv1d_fn(
     :param weight: [d, w].
     :param bias: [d].
     :param seq_idx: [b, s]: positions see their own sequence only.
-    :param initial_states: [b, d, w - 1], what came before.
+    :param initial_states: [b, d, w - 1], what came before a row's first sequence.
     :param return_final_states: also return [b, d, w - 1], what a call for the positions that
         follow needs as its ``initial_states``.
     :param final_states_out: where to write that.
@@ -61,7 +61,6 @@ def causal_conv1d_fn(
     """
     silu = is_silu(activation)
     if seq_idx is not None:
-        assert initial_states is None, "initial_states must be None if seq_idx is not None"
         assert not return_final_states, "If seq_idx is not None, we don't return final_states_out"
     output = kernel(CAUSAL_CONVOLUTION)(
         x, weight, bias, silu=silu, initial_state=initial_states, sequence_ids=seq_idx
@@ -79,10 +78,16 @@ def causal_conv1d_ref(
     return_final_states: bool = False,
     final_states_out: torch.Tensor | None = None,
     activation: str | None = None,
+    seq_idx: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """As :func:`causal_conv1d_fn`, by the contract's reference in the weight's dtype."""
     output = CAUSAL_CONVOLUTION.reference(
-        x.to(weight.dtype), weight, bias, silu=is_silu(activation), initial_state=initial_states
+        x.to(weight.dtype),
+        weight,
+        bias,
+        silu=is_silu(activation),
+        initial_state=initial_states,
+        sequence_ids=seq_idx,
     ).to(x.dtype)
     if not return_final_states:
         return output

@@ -217,8 +217,8 @@ def mamba_inner_fn(
     :param out_proj_weight: [h, d].
     :param A: [d, n].
     :param B: as of :func:`selective_scan_fn`; None to project it from the values. C too.
-    :param b_rms_weight: [n], or [1] for an RMSNorm of B without a weight of its own (FalconMamba);
-        ``c_rms_weight`` for C, ``dt_rms_weight`` [r] for the step.
+    :param b_rms_weight: [n], of an RMSNorm of B; ``c_rms_weight`` of C, ``dt_rms_weight`` [d] of
+        the projected steps (FalconMamba).
     :returns: [b, s, h].
     """
     x, z = xz.chunk(2, dim=1)
@@ -241,7 +241,7 @@ def mamba_inner_fn(
         pairs: torch.Tensor = values.unflatten(-1, (-1, 2))
         return pairs.transpose(1, 2).flatten(-2)
 
-    delta = functional.linear(normed(step, dt_rms_weight), delta_proj_weight).transpose(1, 2)
+    delta = normed(functional.linear(step, delta_proj_weight), dt_rms_weight).transpose(1, 2)
     if B is None:
         B = write if B_proj_bias is None else write + B_proj_bias.to(write.dtype)
         B = by_state(normed(B, b_rms_weight))

@@ -29,7 +29,9 @@ def convolution(
                         sequence_ids[item, source] != sequence_ids[item, t]
                     ):
                         continue
-                elif initial_state is not None:
+                elif initial_state is not None and (
+                    sequence_ids is None or sequence_ids[item, t] == sequence_ids[item, 0]
+                ):
                     seen = initial_state[item, :, source]
                 else:
                     continue

@@ -110,7 +110,7 @@ def test_the_reference_is_the_recurrence(name: str, length: int, packed: bool, s
     assert_same(name, BUILD[name](length, packed, state))
 
 
-@pytest.mark.parametrize("name", ["state_space_scan", "gated_delta_rule"])
+@pytest.mark.parametrize("name", NAIVE)
 def test_packed_sequences_go_on_from_an_initial_state(name: str) -> None:
     assert_same(name, BUILD[name](2 * CHUNK + 3, True, True))
 

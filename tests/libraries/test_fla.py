@@ -248,6 +248,20 @@ def test_the_convolutions_update(shape: tuple[int, ...]) -> None:
     torch.testing.assert_close(output.reshape(3, 6), (whole * weight).sum(-1))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("convolution:causal_conv1d", "causal_conv1d:causal_conv1d"),
+        ("conv.short_conv:ShortConvolution", "causal_conv1d.ops:ShortConvolution"),
+        ("fused_norm_gate:rms_norm_gated", "norm.fused_norm_gate:rms_norm_gated"),
+        ("l2norm:l2norm", "norm.l2norm:l2norm"),
+        ("l2norm:L2Norm", "norm:L2Norm"),
+    ],
+)
+def test_the_modules_of_0_5_and_of_0_6_have_the_same(old: str, new: str) -> None:
+    assert load(f"fla.modules.{old}") is load(f"fla.modules.{new}")
+
+
 def test_l2norm() -> None:
     torch.manual_seed(0)
     x = torch.randn(3, 7, dtype=torch.bfloat16)

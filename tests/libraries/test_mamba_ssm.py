@@ -52,6 +52,20 @@ def test_the_convolution_is_torchs(activation: str | None) -> None:
         convolution(x, weight, activation="gelu")
 
 
+@pytest.mark.parametrize("name", ["causal_conv1d_fn", "causal_conv1d_ref"])
+def test_a_convolutions_initial_state_belongs_to_a_rows_first_sequence(name: str) -> None:
+    torch.manual_seed(0)
+    x, weight, before = torch.randn(2, 6, 9), torch.randn(6, 4), torch.randn(2, 6, 3)
+    ids = torch.tensor([[3, 3, 5, 5, 5, 5, 5, 5, 5], [4, 4, 4, 4, 4, 4, 4, 4, 7]])
+    convolve = load(f"causal_conv1d.causal_conv1d_interface:{name}")
+    found = convolve(x, weight, seq_idx=ids, initial_states=before)
+    for row, end in enumerate((2, 8)):
+        parts = (x[row : row + 1, :, :end], x[row : row + 1, :, end:])
+        first = convolve(parts[0], weight, initial_states=before[row : row + 1])
+        alone = torch.cat((first, convolve(parts[1], weight)), -1)
+        torch.testing.assert_close(found[row : row + 1], alone)
+
+
 @pytest.mark.parametrize("ring", [False, True])
 @pytest.mark.parametrize("state_len", [3, 5])
 def test_updates_go_on_where_the_sequence_ended(ring: bool, state_len: int) -> None:
@@ -360,7 +374,7 @@ def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
     x_proj, dt_proj, out_proj = torch.randn(r + 2 * n, d), torch.randn(d, r), torch.randn(h, d)
     A, D, bias = -torch.rand(d, n), torch.randn(d), torch.randn(d)
     weights = {"b_rms_weight": torch.ones(n), "c_rms_weight": torch.ones(n) * 2}
-    options = {**weights, "dt_rms_weight": torch.ones(r), "b_c_dt_rms_eps": 1e-3} if normed else {}
+    options = {**weights, "dt_rms_weight": torch.ones(d), "b_c_dt_rms_eps": 1e-3} if normed else {}
     xz.requires_grad_()
     found = load("mamba_ssm.ops.selective_scan_interface:mamba_inner_fn")(
         xz, conv, conv_bias, x_proj, dt_proj, out_proj, None, A, D=D, delta_bias=bias, **options
@@ -368,13 +382,14 @@ def test_a_mamba_layer_is_its_parts(normed: bool) -> None:
     x, z = xz.chunk(2, 1)
     x = functional.silu(functional.conv1d(x, conv, conv_bias, padding=3, groups=d)[..., :s])
     dt, B, C = (x_proj @ x).split((r, n, n), 1)
+    dt = dt_proj @ dt
     if normed:
         dt, B, C = (
             functional.rms_norm(one.transpose(1, 2), one.shape[1:2], eps=1e-3).transpose(1, 2)
             for one in (dt, B, C)
         )
         C = C * 2
-    scanned = selective_scan(x, dt_proj @ dt, A, B, C, D, z, bias, True)
+    scanned = selective_scan(x, dt, A, B, C, D, z, bias, True)
     expected = (out_proj @ scanned).transpose(1, 2)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     (gradient,) = torch.autograd.grad(found.sum(), xz)

@@ -419,6 +419,7 @@ def _convolution_cases() -> Iterator[Case]:
         ("w=3", *usual, 3),
         ("no bias, no activation", *usual, 4, False),
         ("channels last", *usual, 4, True, True),
+        ("packed, initial state", 5, True, True),
     )
     for setting in (*_SETTINGS, *more):
         bias = setting[0] != "no bias, no activation"

@@ -39,6 +39,7 @@ def chunk_gated_delta_rule(
     state_v_first: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
+    chunk_indices: torch.Tensor | None = None,
     cp_context: Any = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -57,7 +58,7 @@ def chunk_gated_delta_rule(
     :param allow_neg_eigval: that sigmoid is doubled.
     :param state_v_first: states are [.., d, k].
     :param cu_seqlens: [n + 1], where packed sequences begin.
-    :param cu_seqlens_cpu: the same on the host; not needed here.
+    :param cu_seqlens_cpu: the same on the host; not needed here, nor is ``chunk_indices``.
     :param cp_context: not served.
     :returns: [b, t, v, d], and the states or None.
     :raises ValueError: head counts or packed sequences that do not fit.
@@ -250,6 +251,7 @@ def chunk_gated_delta_product(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
     cu_seqlens_cpu: torch.Tensor | None = None,
+    cp_context: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The gated delta rule of m times as many tokens; the first of m decays, the last is read.
 
@@ -267,6 +269,7 @@ def chunk_gated_delta_product(
     :param cu_seqlens_cpu: the same on the host; not needed here.
     :returns: [b, t, h, d], and the states or None.
     """
+    refuse_context_parallel(cp_context)
     writes = num_householder
     b, t, h, _ = q.shape
     assert k.shape == (b, t * writes, h, q.shape[-1])

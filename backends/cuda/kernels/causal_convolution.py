@@ -276,6 +276,9 @@ def causal_convolution(
     length = input.shape[-1]
     if initial_state is not None:
         input = torch.cat((initial_state.to(input.dtype), input), -1)
+        if sequence_ids is not None:
+            first = sequence_ids[:, :1].repeat(1, weight.shape[1] - 1)
+            sequence_ids = torch.cat((first, sequence_ids), -1)
     output: torch.Tensor = _Convolution.apply(input, weight, bias, silu, sequence_ids)
     return output if initial_state is None else output[..., -length:]
 

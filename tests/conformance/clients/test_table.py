@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -231,33 +231,39 @@ def test_a_source_is_fetched_at_its_version_also_after_a_fetch_that_failed(work:
 def test_in_little_time_those_not_typed_for_longest_begin_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    steps = tuple(Step(name, "true", lambda *_: "done") for name in ("one", "two"))
-    missing = (("--no-index", "nothing-has-this-name"),)
-    clients = [Client(name, (), (), steps) for name in ("new", "old", "never")]
-    clients.insert(0, Client("withdrawn", missing, (), steps))
+    steps = tuple(Step(name, "true", lambda *_: "done") for name in "abcd")
+    clients = [Client(name, (), (), steps) for name in ("withdrawn", "new", "old", "never's one")]
     known = {name: {"steps": {"one": {"date": day}}} for name, day in (("new", "2"), ("old", "1"))}
     (tmp_path / "results.json").write_text(json.dumps(known))
     typed: list[tuple[str, str]] = []
+    clock, directories = [0.0], list[str]()
 
     def run(client: Client, step: Step, work: Work) -> bool:
         typed.append((client.name, step.name))
-        time.sleep(0.1)
+        clock[0] += 120
         return True
+
+    def ready(client: Client, directory: Path, given: str | None) -> Work:
+        directories.append(directory.name)
+        clock[0] += 120
+        if client.name == "withdrawn":
+            raise subprocess.CalledProcessError(1, "uv")
+        return Work(directory, directory)
 
     for name, value in (("CLIENTS", clients), ("RESULTS", tmp_path / "results.json"), ("run", run)):
         monkeypatch.setattr(job, name, value)
-    monkeypatch.setattr(job, "prepare", lambda *_: None)
-    given = [word for one in clients[1:] for word in ("--environment", f"{one.name}={tmp_path}")]
-    words = ["--directory", str(tmp_path), *given]
-    assert job.main([*words, "--minutes", "0.003"]) == 1
-    assert typed == [("never", "one"), ("old", "one")]
+    monkeypatch.setattr(job, "ready", ready)
+    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    assert job.main(["--minutes", "15"]) == 1
+    assert typed == [*(("never's one", name) for name in "abc"), ("old", "a")]
+    assert directories == ["withdrawn", "never-s-one", "old"]
     out = capsys.readouterr().out
     assert "withdrawn: FAILED: not installed" in out
-    assert "never: 1 more steps: no time" in out
+    assert "never's one: 1 more steps: no time" in out
     assert "new: not typed" in out
     typed.clear()
-    assert job.main(words) == 1
-    assert typed == [(name, step) for name in ("new", "old", "never") for step in ("one", "two")]
+    assert job.main([]) == 1
+    assert typed == [(one.name, step.name) for one in clients[1:] for step in steps]
 
 
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:
