@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_suite  # noqa: E402
+import megatron_suite_ranks  # noqa: E402
 import megatron_suite_report as report  # noqa: E402
 from megatron_suite_small import Small, read_small  # noqa: E402
 
@@ -82,6 +85,21 @@ def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
         end = tests[f"test_injected.py::test_{name}"]
         assert end["outcome"] == outcome, (name, end)
         assert message in end["message"]
+
+
+def test_the_groups_of_a_mesh_outlive_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SimpleNamespace(model_parallel_is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        kept, forgotten = dist.new_group([0]), dist.new_group([0])
+        mesh = dist.DeviceMesh.from_group(kept, "cpu")
+        megatron_suite_ranks._destroy_groups()
+        assert mesh.get_group() is kept
+        with pytest.raises(KeyError):
+            dist.get_process_group_ranks(forgotten)
+    finally:
+        dist.destroy_process_group()
 
 
 def document(world: int, **ends: str) -> dict[str, Any]:
