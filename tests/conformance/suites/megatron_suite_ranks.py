@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -185,9 +186,28 @@ def _initialize() -> None:
 
     Megatron's CI runs many files in one process. Some tests skip themselves where it is missing.
     """
+    _share_loop()
     with contextlib.suppress(ImportError, AttributeError):
         utilities = importlib.import_module("tests.unit_tests.test_utilities")
         utilities.Utils.initialize_distributed()
+
+
+def _share_loop() -> None:
+    """Gloo's groups share one event loop.
+
+    A loop wakes 100 times a second: those of hundreds of forgotten groups leave no time for tests.
+    """
+    from torch.distributed import Store, distributed_c10d
+
+    gloo = distributed_c10d.ProcessGroupGloo
+    device = gloo.create_default_device()
+
+    def group(store: Store, rank: int, size: int, timeout: timedelta, **_: object) -> Any:
+        options = gloo._Options()
+        options._devices, options._timeout = [device], timeout
+        return gloo(store, rank, size, options)
+
+    vars(distributed_c10d)["ProcessGroupGloo"] = group
 
 
 def _destroy_groups() -> None:
