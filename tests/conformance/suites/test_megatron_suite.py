@@ -87,6 +87,27 @@ def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
         assert message in end["message"]
 
 
+SPAWNS = """
+import subprocess, sys
+
+def test_spawned():
+    count = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    assert int(subprocess.check_output(count)) > 0
+"""
+
+
+@pytest.mark.conformance
+def test_what_a_test_spawns_has_the_bridge(tmp_path: Path, warm: str) -> None:
+    directory = tmp_path / "tests/unit_tests"
+    directory.mkdir(parents=True)
+    (directory / "test_injected.py").write_text(SPAWNS)
+    words = ["run", str(tmp_path), "--megatron", "none", "--json", str(tmp_path / "results.json")]
+    command = [warm, str(ROOT / "tests/conformance/suites/megatron_suite.py"), *words]
+    subprocess.run(command, check=True, timeout=120)
+    tests: dict[str, Any] = json.loads((tmp_path / "results.json").read_text())["tests"]
+    assert [end["outcome"] for end in tests.values()] == ["passed"], tests
+
+
 def test_the_groups_of_a_mesh_outlive_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
     state = SimpleNamespace(model_parallel_is_initialized=lambda: False)
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
