@@ -37,6 +37,8 @@ from megatron_suite_ranks import Job, supervise
 from megatron_suite_report import REASONS, add_arguments, counts_text, read, report
 from megatron_suite_small import read_small
 
+from accel_bridge.process.child import environment
+
 TESTS: Final = "tests/unit_tests"
 #: What most tests import; loaded once, before the forks.
 LIBRARIES: Final = """
@@ -97,6 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
         left = {test.partition("::")[0] for test in known - passed}
         files = [file for file in files if file in left]
     parts = _parts(files, chosen, arguments)
+    if bridge:
+        # What tests spawn has it, too: a rank waits for ever for its dead writer of checkpoints.
+        environ = environment(environ)
     small = {} if arguments.full_size else read_small(REASONS, checkout / TESTS, arguments.backend)
     with tempfile.TemporaryDirectory() as name:
         jobs = [

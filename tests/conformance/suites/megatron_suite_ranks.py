@@ -9,6 +9,7 @@ test. So is a group with a test that takes too long or a rank that dies.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -184,10 +186,28 @@ def _initialize() -> None:
 
     Megatron's CI runs many files in one process. Some tests skip themselves where it is missing.
     """
-    _remember_meshes()
+    _share_loop()
     with contextlib.suppress(ImportError, AttributeError):
         utilities = importlib.import_module("tests.unit_tests.test_utilities")
         utilities.Utils.initialize_distributed()
+
+
+def _share_loop() -> None:
+    """Gloo's groups share one event loop.
+
+    A loop wakes 100 times a second: those of hundreds of forgotten groups leave no time for tests.
+    """
+    from torch.distributed import Store, distributed_c10d
+
+    gloo = distributed_c10d.ProcessGroupGloo
+    device = gloo.create_default_device()
+
+    def group(store: Store, rank: int, size: int, timeout: timedelta, **_: object) -> Any:
+        options = gloo._Options()
+        options._devices, options._timeout = [device], timeout
+        return gloo(store, rank, size, options)
+
+    vars(distributed_c10d)["ProcessGroupGloo"] = group
 
 
 def _destroy_groups() -> None:
@@ -202,27 +222,12 @@ def _destroy_groups() -> None:
     if state is None or not dist.is_initialized() or dist.get_backend() != "gloo":
         return
     if not state.model_parallel_is_initialized():
+        # Not isinstance: it asks lazy modules for their class, which imports them.
+        meshes = [one for one in gc.get_objects() if type(one) is dist.DeviceMesh]
+        named = {name for mesh in meshes for name in getattr(mesh, "_dim_group_names", ())}
         for group in list(dist.distributed_c10d._world.pg_map):
-            if group is not dist.group.WORLD and group.group_name not in _IN_MESHES:
+            if group is not dist.group.WORLD and group.group_name not in named:
                 dist.destroy_process_group(group)
-
-
-#: Names of the groups that a mesh has asked for.
-_IN_MESHES: Final[set[str]] = set()
-
-
-def _remember_meshes() -> None:
-    """Note the groups of meshes, from now on."""
-    from torch.distributed import device_mesh
-
-    resolve = getattr(device_mesh, "_resolve_process_group", None)
-    if resolve is not None:
-
-        def remembered(name: str) -> Any:
-            _IN_MESHES.add(name)
-            return resolve(name)
-
-        device_mesh._resolve_process_group = remembered
 
 
 def _reason(report: Any) -> tuple[str, str]:

@@ -8,13 +8,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(Path(__file__).parent))
 import megatron_suite  # noqa: E402
+import megatron_suite_ranks  # noqa: E402
 import megatron_suite_report as report  # noqa: E402
 from megatron_suite_small import Small, read_small  # noqa: E402
 
@@ -82,6 +85,42 @@ def test_every_test_has_its_end(tmp_path: Path, warm: str) -> None:
         end = tests[f"test_injected.py::test_{name}"]
         assert end["outcome"] == outcome, (name, end)
         assert message in end["message"]
+
+
+SPAWNS = """
+import subprocess, sys
+
+def test_spawned():
+    count = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    assert int(subprocess.check_output(count)) > 0
+"""
+
+
+@pytest.mark.conformance
+def test_what_a_test_spawns_has_the_bridge(tmp_path: Path, warm: str) -> None:
+    directory = tmp_path / "tests/unit_tests"
+    directory.mkdir(parents=True)
+    (directory / "test_injected.py").write_text(SPAWNS)
+    words = ["run", str(tmp_path), "--megatron", "none", "--json", str(tmp_path / "results.json")]
+    command = [warm, str(ROOT / "tests/conformance/suites/megatron_suite.py"), *words]
+    subprocess.run(command, check=True, timeout=120)
+    tests: dict[str, Any] = json.loads((tmp_path / "results.json").read_text())["tests"]
+    assert [end["outcome"] for end in tests.values()] == ["passed"], tests
+
+
+def test_the_groups_of_a_mesh_outlive_a_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SimpleNamespace(model_parallel_is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", state)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        kept, forgotten = dist.new_group([0]), dist.new_group([0])
+        mesh = dist.DeviceMesh.from_group(kept, "cpu")
+        megatron_suite_ranks._destroy_groups()
+        assert mesh.get_group() is kept
+        with pytest.raises(KeyError):
+            dist.get_process_group_ranks(forgotten)
+    finally:
+        dist.destroy_process_group()
 
 
 def document(world: int, **ends: str) -> dict[str, Any]:
