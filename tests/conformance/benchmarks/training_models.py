@@ -216,5 +216,6 @@ WAYS = {
     "bridge": "",
     "logits": "",
     "beside": "",
+    "before": "",
     "te": f"{_FUSED_LOSS} --no-masked-softmax-fusion --attention-backend fused",
 }
