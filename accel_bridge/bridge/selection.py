@@ -79,7 +79,7 @@ def select(
         requested and none can be used.
     :raises PluginError: a plugin that is needed has failed.
     """
-    tell_failed(plugins.failed, say=lambda line: None)
+    tell_failed(failed for failed in plugins.failed if failed.requested)
     if requested:
         asked_by = f"the argument {requested!r}"
         return _override(plugins, requested.strip().lower(), asked_by, probes)

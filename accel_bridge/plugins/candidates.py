@@ -78,7 +78,7 @@ class FailedPlugin:
         )
 
 
-def tell_failed(failures: Iterable[FailedPlugin], say: Callable[[str], object] = warn) -> None:
+def tell_failed(failures: Iterable[FailedPlugin]) -> None:
     """Say what failed.
 
     :raises PluginError: for the first that the user asked for.
@@ -86,7 +86,7 @@ def tell_failed(failures: Iterable[FailedPlugin], say: Callable[[str], object] =
     for failed in failures:
         if failed.requested:
             raise failed.as_error(ASKED_FOR)
-        say(str(failed))
+        warn(str(failed))
 
 
 def failure(

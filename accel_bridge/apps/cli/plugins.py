@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         print_json(lambda: report(plugins))
     else:
         _print(plugins)
-    tell_failed(plugins.failed, say=lambda line: None)
+    tell_failed(failed for failed in plugins.failed if failed.requested)
     return 0
 
 
