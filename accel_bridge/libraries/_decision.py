@@ -153,6 +153,11 @@ def _version(library: Library) -> str | None:
     return _installed(library.distribution)
 
 
+def is_installed(distribution: str) -> bool:
+    """Whether a distribution is installed, by its metadata."""
+    return _installed(distribution) is not None
+
+
 def _installed(distribution: str) -> str | None:
     try:
         return version(distribution)

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import Distribution, DistributionFinder
@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from accel_bridge.libraries._decision import is_installed
 from accel_bridge.libraries._library import LIBRARIES, Library
 from accel_bridge.libraries._modules import ShimLoader, find_public
 from accel_bridge.libraries.transformer_engine_torch._loader import (
@@ -73,6 +74,7 @@ class ShimFinder(MetaPathFinder):
     :param libraries: those that have a shim in this process.
     :param directory: holds a package or module for each of their roots.
     :param extension: completes NVIDIA's own Transformer Engine.
+    :param hidden: libraries of which nothing real can work here.
     """
 
     def __init__(
@@ -80,8 +82,15 @@ class ShimFinder(MetaPathFinder):
         libraries: Iterable[Library],
         directory: Path = DIRECTORY,
         extension: ExtensionLoader | None = None,
+        hidden: Container[str] = (),
     ) -> None:
         self._libraries = {root: library for library in libraries for root in library.roots}
+        self._parts = {
+            part
+            for library in self._libraries.values()
+            for part, distribution in library.parts
+            if library.name not in hidden and is_installed(distribution)
+        }
         self._extension = extension
         self._directory = directory
 
@@ -119,6 +128,10 @@ class ShimFinder(MetaPathFinder):
             if self._extension is not None and root in ROOTS:
                 return self._extension.find_spec(fullname, path)
             return None
+        if self._is_real(fullname):
+            around = PathFinder.find_spec(root) if fullname in self._parts else None
+            locations = None if around is None else around.submodule_search_locations
+            return PathFinder.find_spec(fullname, locations) if locations else None
         spec = PathFinder.find_spec(fullname, path) if inner else self._find_root(root)
         if spec is not None and spec.origin is not None:  # not an empty directory
             spec.loader = ShimLoader(fullname, spec.origin)
@@ -161,7 +174,12 @@ class ShimFinder(MetaPathFinder):
         file = self._directory / f"{root}.py"
         return spec_from_file_location(root, file) if file.is_file() else None
 
+    def _is_real(self, name: str) -> bool:
+        return any(f"{name}.".startswith(f"{part}.") for part in self._parts)
+
     def _is_ours(self, name: str) -> bool:
+        if self._is_real(name):
+            return False
         root = name.partition(".")[0]
         return root in self._libraries or (self._extension is not None and root in ROOTS)
 

@@ -20,6 +20,8 @@ class Library:
         accel_bridge's extension then serves.
     :param compiled: patterns of files, relative to the directory that holds the real package. Where
         none of them matches, the real library is broken: its compiled part is missing.
+    :param parts: packages inside it that another distribution installs, with its name: they work
+        without the library, and stay real beside its shim.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Library:
     not_beside: str = ""
     compiled: tuple[str, ...] = ()
     completed: bool = False
+    parts: tuple[tuple[str, str], ...] = ()
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -61,6 +64,7 @@ LIBRARIES: Final[dict[str, Library]] = {
             "flash-attn",
             compiled=("flash_attn_2_cuda*.so",),
             not_beside="transformer_engine",
+            parts=(("flash_attn.cute", "flash-attn-4"),),
         ),
         # The newest of each; what Megatron and the clients ask of them has only grown.
         Library("mamba_ssm", "2.3.2.post1", "mamba-ssm", extensions=("selective_scan_cuda",)),

@@ -55,7 +55,9 @@ class Shims:
                 "accel_bridge's extension"
             )
         if chosen or completed:
-            self._finder = ShimFinder([one.library for one in chosen], extension=extension)
+            self._finder = ShimFinder(
+                [one.library for one in chosen], extension=extension, hidden=hidden
+            )
             self._finder.install()
         if chosen:
             first, rest = chosen[0], len(chosen) - 1

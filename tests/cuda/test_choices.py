@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import sys
 from dataclasses import replace
@@ -11,11 +12,24 @@ import torch
 
 from accel_bridge.apps.cli.backends import kernel_rows
 from accel_bridge.backends.cuda._backend import CudaBackend
-from accel_bridge.backends.cuda.kernels import _attention_rules, _frontend, attention
+from accel_bridge.backends.cuda.kernels import (
+    _attention_rules,
+    _flash4,
+    _frontend,
+    attention,
+    weight_gradient,
+)
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up
 from accel_bridge.backends.cuda.kernels.attention import Call, choose
 from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
-from accel_bridge.kernels import CONTRACTS, AttentionMask, AttentionOptions
+from accel_bridge.kernels import (
+    ATTENTION,
+    CONTRACTS,
+    WEIGHT_GRADIENT,
+    AttentionMask,
+    AttentionOptions,
+    Layout,
+)
 
 CAUSAL = Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")
 HOPPER = (9, 0)
@@ -61,7 +75,8 @@ def test_choice(
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_attention_rules, "without_frontend", lambda: "it is not installed")
+    for other in ("without_frontend", "without_flash4"):
+        monkeypatch.setattr(_attention_rules, other, lambda: "it is not installed")
     choose.cache_clear()
     choice = choose(replace(CAUSAL, **change), compute)  # type: ignore[arg-type]
     assert choice.name == name
@@ -94,6 +109,130 @@ def test_a_causal_window_with_the_frontend_installed(
     choose.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("change", "compute", "name"),
+    [
+        ({}, HOPPER, "flash4"),
+        ({"kind": "full", "d": 128, "dv": 128, "grouped": True}, HOPPER, "flash4"),
+        ({}, (10, 0), "cudnn"),
+        ({"dropout": True}, HOPPER, "cudnn"),
+        ({"d": 256, "dv": 256}, HOPPER, "cudnn"),
+        ({"d": 128}, HOPPER, "cudnn"),
+        ({"sk": 8192, "kind": "full"}, HOPPER, "cudnn"),
+        ({"sq": 1024, "sk": 1024}, HOPPER, "cudnn"),
+        ({"extras": True}, HOPPER, "flash"),
+        ({"dtype": torch.float32}, HOPPER, "sdpa"),
+    ],
+)
+def test_a_choice_with_flash_attention_4_installed(
+    change: dict[str, object],
+    compute: tuple[int, int],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_attention_rules, "without_flash4", lambda: None)
+    choose.cache_clear()
+    assert choose(replace(CAUSAL, **change), compute).name == name  # type: ignore[arg-type]
+    choose.cache_clear()
+
+
+@pytest.mark.parametrize("layout", ["SBHD", "BSHD", "BNSD"])
+@pytest.mark.parametrize(("return_lse", "captured"), [(False, False), (True, False), (False, True)])
+def test_flash_attention_4_gets_the_call(
+    layout: Layout, return_lse: bool, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes, scale and mask, for a function of its signature; no log-sum-exp, in no graph."""
+    calls = []
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: object) -> object:
+        calls.append((q.shape, k.shape, given["deterministic"]))
+        bnsd = (one.transpose(1, 2) for one in (q, k, v))
+        result = torch.nn.functional.scaled_dot_product_attention(
+            *bnsd,
+            is_causal=bool(given["causal"]),
+            scale=given["softmax_scale"],  # type: ignore[arg-type]
+            enable_gqa=True,
+        )
+        return result.transpose(1, 2), None
+
+    def cudnn(tensors: tuple[torch.Tensor, ...], *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+        return tensors[0], tensors[0][..., 0]
+
+    monkeypatch.setattr(_attention_rules, "without_flash4", lambda: None)
+    monkeypatch.setattr(attention, "capability", lambda device: HOPPER)
+    monkeypatch.setattr(attention, "_cudnn", cudnn)
+    monkeypatch.setattr(_flash4, "_function", lambda: function)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured)
+    choose.cache_clear()
+    sizes = {"b": 2, "s": 2048, "n": 4, "d": 64}
+    order = {"SBHD": "sbnd", "BSHD": "bsnd", "BNSD": "bnsd"}[layout]
+
+    def made(heads: int) -> torch.Tensor:
+        return torch.randn([{**sizes, "n": heads}[one] for one in order], dtype=torch.bfloat16)
+
+    query, key, value = made(4), made(2), made(2)
+    options = AttentionOptions(
+        layout=layout, mask=AttentionMask(causal=True), scale=0.3, return_lse=return_lse
+    )
+    result = attention.attention(query, key, value, options)
+    choose.cache_clear()
+    if return_lse or captured:
+        assert not calls
+        return
+    assert calls == [((2, 2048, 4, 64), (2, 2048, 2, 64), False)]
+    expected = ATTENTION.reference(query, key, value, options)
+    assert isinstance(result, torch.Tensor)
+    assert isinstance(expected, torch.Tensor)
+    assert (result - expected).norm() < 1e-2 * expected.norm()
+
+
+@pytest.mark.parametrize("accumulate", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "dtype", "taken"),
+    [(64, torch.float32, True), (32, torch.float32, False), (64, torch.bfloat16, False)],
+)
+def test_large_weight_gradients_are_quacks(
+    accumulate: bool, tokens: int, dtype: torch.dtype, taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above its size, and only where the sum has 32 bits; both ways give the reference's sum."""
+    calls = []
+
+    def gemm(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *sizes: object, **given: object
+    ) -> None:
+        assert given["b_kn"]
+        calls.append(sizes)
+        out.copy_(a.float() @ b.float() + (out if given["add_to_output"] else 0.0))
+
+    def addmm(
+        sums: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, **given: object
+    ) -> None:
+        sums.mul_(given["beta"]).add_(a.float() @ b.float())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(weight_gradient, "capability", lambda device: HOPPER)
+    monkeypatch.setattr(weight_gradient, "without_quack", lambda: None)
+    monkeypatch.setattr(weight_gradient, "_quack_gemm", lambda: gemm)
+    monkeypatch.setattr(weight_gradient, "_ADDMM", addmm)
+    monkeypatch.setattr(weight_gradient, "_LARGE", 64 * 24 * 16)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    x, gradient = (torch.randn(tokens, size, dtype=torch.bfloat16) for size in (24, 16))
+    sums = torch.randn(16, 24).to(dtype)
+    expected = sums.clone()
+    weight_gradient.weight_gradient(x, gradient, sums, accumulate=accumulate)
+    WEIGHT_GRADIENT.reference(x, gradient, expected, accumulate=accumulate)
+    assert len(calls) == taken
+    torch.testing.assert_close(sums, expected, atol=0.1, rtol=1e-2)
+
+
+def test_rows_that_are_not_side_by_side_are_no_quacks() -> None:
+    wide = torch.empty(64, 48, dtype=torch.bfloat16)
+    assert weight_gradient._is_aligned(wide)
+    assert weight_gradient._is_aligned(wide.t())
+    assert weight_gradient._is_aligned(wide[:, 8:32])
+    for other in (wide[:, 4:28], wide[:, ::2], wide[:60], wide[:, :12]):
+        assert not weight_gradient._is_aligned(other)
+
+
 def test_only_a_band_up_to_the_query_is_a_causal_window() -> None:
     tensor = torch.empty(1, 1, 2048, 64, dtype=torch.bfloat16)
     tensors = (tensor, tensor, tensor)
@@ -106,9 +245,21 @@ def test_only_a_band_up_to_the_query_is_a_causal_window() -> None:
 
 @pytest.mark.parametrize(
     ("installed", "said"),
-    [(None, "not installed"), ("1.99.0", "1.99.0 was never measured"), ("1.15.0", "be loaded")],
+    [(None, "not installed"), ("1.99.0", "1.99.0 was never measured"), ("", "be loaded")],
 )
-def test_why_the_frontend_is_not_used(
+@pytest.mark.parametrize(
+    ("missing", "module", "tested", "extra"),
+    [
+        (_frontend.missing, "cudnn", "1.15.0", "windows"),
+        (_flash4.missing, "flash_attn.cute.interface", "4.0.0b36", "hopper"),
+        (weight_gradient.without_quack, "quack.gemm", "0.6.5", "hopper"),
+    ],
+)
+def test_why_an_optional_package_is_not_used(
+    missing: functools._lru_cache_wrapper[str | None],
+    module: str,
+    tested: str,
+    extra: str,
     installed: str | None,
     said: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,17 +268,19 @@ def test_why_the_frontend_is_not_used(
     def version(name: str) -> str:
         if installed is None:
             raise importlib.metadata.PackageNotFoundError(name)
-        return installed
+        return installed or tested
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setitem(sys.modules, "cudnn", None)  # its import fails
-    _frontend.missing.cache_clear()
-    reason = _frontend.missing()
-    _frontend.missing.cache_clear()
+    monkeypatch.setitem(sys.modules, module, None)  # its import fails
+    missing.cache_clear()
+    reason = missing()
+    missing.cache_clear()
     assert reason is not None
     assert said in reason
-    # Who has installed another release wants it to be used: a line says that it is not.
-    assert (".[windows]" in capsys.readouterr().err) == (installed == "1.99.0")
+    # Who has installed a release wants it to be used: a line says that it is not.
+    told = capsys.readouterr().err
+    assert (f".[{extra}]" in told) == (installed == "1.99.0")
+    assert ("is not used" in told) == (installed is not None)
 
 
 @pytest.mark.parametrize(

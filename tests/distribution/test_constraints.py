@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 from distribution.support import ROOT, pyproject
 
 #: These need hardware's own libraries and are not part of what `make` installs.
-NOT_TESTED_HERE = {"cuda", "windows", "ascend"}
+NOT_TESTED_HERE = {"cuda", "windows", "hopper", "ascend"}
 
 #: Tools that are pinned, and that `make setup` leaves out.
 NOT_INSTALLED = {"maintain", "te"}

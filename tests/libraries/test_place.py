@@ -253,6 +253,35 @@ def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
     assert origins(LibraryChoice(frozenset({"toylib"}))) == [Origin.REAL, Origin.SHIM]
 
 
+@pytest.mark.parametrize("hidden", [(), ("partlib",)])
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_part_of_another_distribution_stays_real(
+    site: Site, tmp_path: Path, hidden: tuple[str, ...], installed: bool
+) -> None:
+    """FlashAttention-4 lies in flash_attn's directory, and needs nothing else of it."""
+    (tmp_path / "shims" / "partlib").mkdir(parents=True)
+    (tmp_path / "shims" / "partlib" / "__init__.py").write_text("where = 'shim'")
+    install(site, {"partlib/cute/__init__.py": "", "partlib/cute/deep.py": "where = 'real'"})
+    part = "part-lib-4" if not installed else "pluggy"
+    library = Library("partlib", "1", "part-lib", parts=(("partlib.cute", part),))
+    finder = ShimFinder([library], tmp_path / "shims", hidden=hidden)
+    finder.install()
+    try:
+        assert importlib.import_module("partlib").where == "shim"
+        if installed and not hidden:
+            assert importlib.import_module("partlib.cute.deep").where == "real"
+            finder.remove()
+            assert "partlib" not in sys.modules
+            assert "partlib.cute" in sys.modules
+        else:
+            with pytest.raises(AbsentNameError, match=r"no partlib\.cute"):
+                importlib.import_module("partlib.cute.deep")
+    finally:
+        finder.remove()
+        for name in [one for one in sys.modules if one.startswith("partlib")]:
+            del sys.modules[name]
+
+
 def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
     (site.directory / "compiledlib" / "wheel_lib").mkdir(parents=True)
     assert resolution("all").origin is Origin.SHIM

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from accel_bridge.backends.cuda.kernels import attention, grouped_matmul, optimizer
+from accel_bridge.backends.cuda.kernels import attention, grouped_matmul, optimizer, weight_gradient
 from accel_bridge.backends.cuda.kernels._choice import missing, without_descriptors
 from accel_bridge.kernels import (
     ATTENTION_MAX_LOGIT,
@@ -78,6 +78,7 @@ KERNELS: Final = Kernels(
     *attention.KERNELS,
     *grouped_matmul.KERNELS,
     *optimizer.KERNELS,
+    *weight_gradient.KERNELS,
     reference_kernel(STATE_SPACE_SCAN, "its chunks are batched GEMMs, in the tensors' dtype"),
     reference_kernel(GATED_DELTA_RULE, "its chunks are batched GEMMs, in the tensors' dtype"),
     _triton(ATTENTION_MAX_LOGIT, "max_logit", "no score matrix", "max_logit"),

@@ -13,6 +13,7 @@ import torch
 
 from accel_bridge.backends.cuda.kernels._choice import Choice, missing
 from accel_bridge.backends.cuda.kernels._flash import Band
+from accel_bridge.backends.cuda.kernels._flash4 import missing as without_flash4
 from accel_bridge.backends.cuda.kernels._frontend import missing as without_frontend
 from accel_bridge.kernels import AttentionMask
 
@@ -105,6 +106,9 @@ def _dense(call: Call, compute: tuple[int, int]) -> Choice:
             "d 192, dv 128 on an H200 at 4096 tokens, there and back: 1.39 ms; FlashAttention-2 "
             "with dv filled up 3.21, memory-efficient 13.1",
         )
+    measured = compute == (9, 0) and call.d in (64, 128) and call.sq == call.sk >= 2048
+    if measured and not call.dropout and without_flash4() is None:
+        return Choice("flash4", "1.1 to 1.2 times cuDNN on an H200 at 4096 to 32768 tokens")
     if call.dropout:
         return Choice("cudnn", "1.13 to 1.4 times FlashAttention-2 on an H200 with dropout")
     return Choice("cudnn", "1.2 to 1.9 times FlashAttention-2 on an H200 at 4096 tokens")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from functools import cache, lru_cache
 from typing import Final
 
 import torch
+
+from accel_bridge.process import log
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,34 @@ def on_device(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.tensor(numbers, dtype=dtype, device=device)
     return _kept_on_device(numbers, dtype, device)
+
+
+def without_package(
+    distribution: str, module: str, tested: tuple[str, ...], extra: str
+) -> str | None:
+    """Why an optional package cannot be used, or None; a version that was not measured is told.
+
+    :param module: what is imported, to see whether it can be.
+    :param tested: the versions that were measured.
+    :param extra: the extra of accel_bridge that installs one of them.
+    """
+    try:
+        version = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return f"{distribution} is not installed"
+    if version not in tested:
+        reason = f"{distribution} {version} was never measured here ({', '.join(tested)} was)"
+        log.warn_once(
+            f'{reason}; it is not used. `pip install ".[{extra}]"` in a clone of accel_bridge '
+            "installs the one that was"
+        )
+        return reason
+    try:
+        importlib.import_module(module)
+    except (ImportError, OSError, AssertionError) as error:
+        log.warn_once(f"{distribution} {version} is not used, it cannot be loaded: {error}")
+        return f"{distribution} cannot be loaded: {error}"
+    return None
 
 
 def without_descriptors() -> str | None:

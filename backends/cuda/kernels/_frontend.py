@@ -8,7 +8,6 @@ Legend: b batch, s sequence, n query heads, g key/value heads, d head size.
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -16,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from accel_bridge.process import log
+from accel_bridge.backends.cuda.kernels._choice import without_package
 
 #: The releases that were measured.
 TESTED: Final = ("1.15.0",)
@@ -29,24 +28,7 @@ _QUERY, _KEY, _VALUE, _OUTPUT, _STATISTICS, _GRADIENT, _FOR_QUERY, _FOR_KEY, _FO
 @cache
 def missing() -> str | None:
     """Why the frontend cannot be used, or None."""
-    try:
-        version = importlib.metadata.version("nvidia-cudnn-frontend")
-    except importlib.metadata.PackageNotFoundError:
-        return "nvidia-cudnn-frontend is not installed"
-    if version not in TESTED:
-        reason = (
-            f"nvidia-cudnn-frontend {version} was never measured here ({', '.join(TESTED)} was)"
-        )
-        log.warn_once(
-            f'{reason}; windows of attention run without it. `pip install ".[windows]"` in a clone '
-            "of accel_bridge installs the one that was"
-        )
-        return reason
-    try:
-        importlib.import_module("cudnn")
-    except (ImportError, OSError, AssertionError) as error:
-        return f"nvidia-cudnn-frontend cannot be loaded: {error}"
-    return None
+    return without_package("nvidia-cudnn-frontend", "cudnn", TESTED, "windows")
 
 
 @cache

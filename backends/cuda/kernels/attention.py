@@ -25,6 +25,7 @@ from accel_bridge.backends.cuda.kernels._attention_rules import (
 )
 from accel_bridge.backends.cuda.kernels._choice import Choice, capability
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up, flash_attention
+from accel_bridge.backends.cuda.kernels._flash4 import flash4_attention
 from accel_bridge.backends.cuda.kernels._frontend import window_attention
 from accel_bridge.kernels import (
     ATTENTION,
@@ -235,6 +236,10 @@ def attention(
         from accel_bridge.backends.cuda.kernels._flex import band_attention
 
         return from_bnsd(band_attention(tensors, band.left, band.right, scale), layout)
+    if chosen == "flash4":
+        if not (options.return_lse or torch.cuda.is_current_stream_capturing()):
+            return from_bnsd(flash4_attention(tensors, kind == "causal", scale), layout)
+        chosen = "cudnn"
     if chosen == "cudnn":
         output, lse = _cudnn(tensors, kind == "causal", scale, dropout, options.return_lse)
         output = from_bnsd(output, layout)
@@ -253,7 +258,7 @@ def _choice(call: Call, options: AttentionOptions, compute: tuple[int, int]) -> 
     """What serves a dense call with the options' extras; cuDNN returns a log-sum-exp too."""
     if options.softmax_offset is None:
         plain = choose(call, compute)
-        if plain.name == "cudnn" or not options.return_lse:
+        if plain.name in ("cudnn", "flash4") or not options.return_lse:
             return plain
     return choose(replace(call, extras=True), compute)
 
@@ -325,7 +330,7 @@ def supports(
         tensors = to_bnsd(query, key, value, options.layout, options.heads)
         form = _form(options, tensors[0].shape[2], tensors[1].shape[2])
         choice = _choice(_dense_call(tensors, form, 0.0), options, capability(query.device))
-    if choice.name in ("flash", "cudnn"):
+    if choice.name in ("flash", "flash4", "cudnn"):
         return None
     what = "sink in the softmax" if options.softmax_offset is not None else "log-sum-exp"
     return f"{what}: {choice.why}"

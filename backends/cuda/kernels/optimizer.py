@@ -1,4 +1,4 @@
-"""AdamW, and weight gradients added to float32 sums."""
+"""AdamW."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ from typing import Final
 import torch
 
 from accel_bridge.backends.cuda.kernels._choice import LARGE, missing
-from accel_bridge.kernels import ADAMW, WEIGHT_GRADIENT, AdamWOptions
-
-_HALF: Final = (torch.float16, torch.bfloat16)
-#: A GEMM with its sum in another precision; torch 2.8 has it.
-_ADDMM: Final = getattr(torch.ops.aten.addmm, "dtype_out", None)
+from accel_bridge.kernels import ADAMW, AdamWOptions
 
 
 @torch.no_grad()
@@ -58,59 +54,10 @@ def _is_large(parameters: Sequence[torch.Tensor]) -> bool:
     return sum(map(torch.Tensor.numel, parameters)) >= LARGE
 
 
-def weight_gradient(
-    input: torch.Tensor,
-    grad_output: torch.Tensor,
-    main_grad: torch.Tensor,
-    *,
-    accumulate: bool = True,
-) -> None:
-    """The contract ``weight_gradient``: the GEMM itself adds to ``main_grad``."""
-    if torch.is_grad_enabled():  # a backward pass has switched it off, which takes 3 us
-        with torch.no_grad():
-            weight_gradient(input, grad_output, main_grad, accumulate=accumulate)
-        return
-    x, gradient = input, grad_output
-    if x.dim() != 2:
-        x = x.reshape(-1, x.shape[-1])
-    if gradient.dim() != 2:
-        gradient = gradient.reshape(-1, gradient.shape[-1])
-    gradient = gradient.t()
-    if main_grad.dtype == x.dtype:
-        main_grad.addmm_(gradient, x, beta=int(accumulate))
-        return
-    assert _ADDMM is not None
-    _ADDMM(main_grad, gradient, x, torch.float32, beta=int(accumulate), out=main_grad)
-
-
-def _weight_gradient_supports(
-    input: torch.Tensor,
-    grad_output: torch.Tensor,
-    main_grad: torch.Tensor,
-    *,
-    accumulate: bool = True,
-) -> str | None:
-    if input.dtype != grad_output.dtype:
-        return f"input is {input.dtype}, its gradient {grad_output.dtype}"
-    if main_grad.dtype == input.dtype:
-        return None
-    if main_grad.dtype != torch.float32 or input.dtype not in _HALF:
-        return f"GEMMs of {input.dtype} are not added to {main_grad.dtype}"
-    if _ADDMM is None:
-        return "this torch has no addmm with an output dtype (2.8 has)"
-    return None
-
-
 KERNELS: Final = (
     ADAMW.kernel(
         adamw,
         "all tensors in one launch, at the speed of the memory; torch's operator for small ones",
         source="torch._fused_adamw_ and accel_bridge",
-    ),
-    WEIGHT_GRADIENT.kernel(
-        weight_gradient,
-        "cuBLAS adds the half-precision GEMM to the float32 sum itself",
-        _weight_gradient_supports,
-        source="torch.addmm with out_dtype",
     ),
 )

@@ -18,6 +18,7 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
   Python layer.
 - ``logits``: ``bridge`` with the logits of all tokens, where it leaves them out.
 - ``beside``: the same with the real Transformer Engine installed.
+- ``hopper``: ``bridge`` with the packages of the extra of that name, in ``--hopper DIRECTORY``.
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before DIRECTORY``.
 
 The rows of a model are measured one after the other, so that their ratios are those of one machine
@@ -72,7 +73,7 @@ KEPT = (
     *("kernels", "operations"),
 )
 #: The ways of which steps are profiled.
-EVIDENCE_WAYS = ("bridge", "te")
+EVIDENCE_WAYS = ("bridge", "hopper", "te")
 
 
 @dataclass
@@ -206,6 +207,10 @@ def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
     if way == "te":
         paths = environment.get("PYTHONPATH", "")
         environment["PYTHONPATH"] = f"{options.apex}:{paths}"
+    if way == "hopper":
+        # What the packages' .pth file adds where they are installed.
+        packages = [options.hopper, f"{options.hopper}/nvidia_cutlass_dsl/dsl_packages"]
+        environment["PYTHONPATH"] = ":".join([*packages, os.environ.get("PYTHONPATH", "")])
     if way == "before":
         environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
     return environment
@@ -333,6 +338,9 @@ def main() -> None:
     )
     parser.add_argument("--ways", default="local,bridge,te")
     parser.add_argument("--before", help="directory in which another accel_bridge is installed")
+    parser.add_argument(
+        "--hopper", help="directory in which the packages of [hopper] are installed"
+    )
     parser.add_argument("--te", help="directory in which Transformer Engine is installed")
     parser.add_argument("--apex", type=Path, help="directory of Apex's sources, which te needs")
     parser.add_argument("--out", default=".", help="directory for logs and rows.json")

@@ -217,5 +217,6 @@ WAYS = {
     "logits": "",
     "beside": "",
     "before": "",
+    "hopper": "",
     "te": f"{_FUSED_LOSS} --no-masked-softmax-fusion --attention-backend fused",
 }

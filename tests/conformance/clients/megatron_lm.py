@@ -156,7 +156,7 @@ def _tune(name: str, load: str, injected: bool = False) -> Step:
 MEGATRON: Final = Client(
     name="Megatron-LM's examples and tools",
     installs=(
-        ("megatron-core==0.19.2", "nvidia-modelopt==0.47.0", _TORCH, "omegaconf", "pulp"),
+        ("megatron-core==0.19.2", "nvidia-modelopt==0.47.0", _TORCH, "omegaconf", "pulp", "psutil"),
         # Of Transformers 5's templates the fine-tuning reads no tokens.
         ("datasets<5", "transformers==4.57.6", "hypercorn", "quart", "pyzmq", "msgpack", "simpy"),
     ),
