@@ -236,14 +236,15 @@ def test_in_little_time_those_not_typed_for_longest_begin_first(
     known = {name: {"steps": {"one": {"date": day}}} for name, day in (("new", "2"), ("old", "1"))}
     (tmp_path / "results.json").write_text(json.dumps(known))
     typed: list[tuple[str, str]] = []
-    clock, directories = [0.0], list[str]()
+    clock, directories, given = [0.0], list[str](), list[float]()
 
-    def run(client: Client, step: Step, work: Work) -> bool:
+    def run(client: Client, step: Step, work: Work, seconds: float) -> bool:
+        given.append(seconds)
         typed.append((client.name, step.name))
         clock[0] += 120
         return True
 
-    def ready(client: Client, directory: Path, given: str | None) -> Work:
+    def ready(client: Client, directory: Path, environment: str | None) -> Work:
         directories.append(directory.name)
         clock[0] += 120
         if client.name == "withdrawn":
@@ -257,13 +258,27 @@ def test_in_little_time_those_not_typed_for_longest_begin_first(
     assert job.main(["--minutes", "15"]) == 1
     assert typed == [*(("never's one", name) for name in "abc"), ("old", "a")]
     assert directories == ["withdrawn", "never-s-one", "old"]
+    assert given == [660, 540, 420, 180]
     out = capsys.readouterr().out
     assert "withdrawn: FAILED: not installed" in out
     assert "never's one: 1 more steps: no time" in out
     assert "new: not typed" in out
     typed.clear()
+    given.clear()
     assert job.main([]) == 1
+    assert set(given) == {job.SECONDS}
     assert typed == [(one.name, step.name) for one in clients[1:] for step in steps]
+
+
+def test_a_step_that_the_end_of_the_time_cuts_off_keeps_its_result(
+    work: Work, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job, "note", lambda *_: pytest.fail("its result was noted"))
+    step = Step("waits", "sleep 60 & echo $! > child; wait", lambda *_: "done")
+    assert job.run(Client("one", (), (), (step,)), step, work, 1)
+    assert "waits: cut off: the time is over" in capsys.readouterr().out
+    child = (work.directory / "child").read_text().strip()
+    assert not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text()
 
 
 def test_every_command_is_typed_below_the_bridge_or_is_the_reference() -> None:

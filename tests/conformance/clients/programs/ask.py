@@ -24,7 +24,7 @@ def ask(prompt: str) -> str:
     return text
 
 
-ends = time.monotonic() + 600
+ends = time.monotonic() + 120
 while True:
     try:
         ask(prompts[0])
