@@ -100,7 +100,7 @@ def without_package(
         return reason
     try:
         importlib.import_module(module)
-    except (ImportError, OSError, AssertionError) as error:
+    except Exception as error:  # whatever its import does to find a compiler or a driver
         log.warn_once(f"{distribution} {version} is not used, it cannot be loaded: {error}")
         return f"{distribution} cannot be loaded: {error}"
     return None
