@@ -15,6 +15,7 @@ from accel_bridge.libraries.main_grad import placeholder
 from accel_bridge.patches import (
     latent_gradients,
     loss_gradient,
+    optimizer,
     placeholders,
     recompute_outputs,
     tensor_parallel,
@@ -161,3 +162,24 @@ def test_the_losss_gradient_is_rounded_to_the_dtype_of_the_logits_alone(dtype: t
     if dtype == torch.float32:  # what upstream does to it is found
         rounded = ((expected.bfloat16().double() - expected).norm() / expected.norm()).item()
         assert rounded > 1000 * limit
+
+
+@pytest.mark.parametrize("large", [1, 10, 2**23])
+def test_main_parameters_are_copied_however_large(
+    monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    """To each its own, rounded once, and the flag of an overflow is cleared."""
+    monkeypatch.setattr(optimizer, "_LARGE", large)
+
+    def upstream(this: Any, that: Any, overflow_buf: Any = None) -> None:
+        raise AssertionError
+
+    copy = patched(optimizer.PATCHES, upstream, "parameter-copy")
+    main = [torch.randn(size) for size in (3, 12, 0, 10)]
+    model = [torch.zeros_like(one, dtype=torch.bfloat16) for one in main]
+    flag = torch.ones(1, dtype=torch.int32)
+    copy(main, model, flag)
+    assert flag.item() == 0
+    for one, other in zip(main, model, strict=True):
+        assert torch.equal(one.bfloat16(), other)
+    copy([], [])
