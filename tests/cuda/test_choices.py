@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accel_bridge.apps.cli.backends import kernel_rows
 from accel_bridge.backends.cuda._backend import CudaBackend
@@ -222,6 +223,15 @@ def test_large_weight_gradients_are_quacks(
     WEIGHT_GRADIENT.reference(x, gradient, expected, accumulate=accumulate)
     assert len(calls) == taken
     torch.testing.assert_close(sums, expected, atol=0.1, rtol=1e-2)
+
+
+def test_a_rehearsal_runs_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_gradient, "capability", lambda device: HOPPER)
+    monkeypatch.setattr(weight_gradient, "without_quack", lambda: None)
+    with FakeTensorMode():
+        tensor = torch.empty(8192, 8192, dtype=torch.bfloat16)
+        assert not weight_gradient._is_for_quack(tensor, tensor, tensor.float())
+        assert not _flash4.can_run(tensor)
 
 
 def test_rows_that_are_not_side_by_side_are_no_quacks() -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.backends.cuda.kernels._choice import without_package
 
@@ -23,6 +24,11 @@ def missing() -> str | None:
 @cache
 def _function() -> Any:
     return importlib.import_module("flash_attn.cute.interface").flash_attn_func
+
+
+def can_run(query: torch.Tensor) -> bool:
+    """Not while a graph is captured, since a call may compile; nor in a rehearsal."""
+    return not (isinstance(query, FakeTensor) or torch.cuda.is_current_stream_capturing())
 
 
 def flash4_attention(

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.backends.cuda.kernels._choice import capability, without_package
 from accel_bridge.kernels import WEIGHT_GRADIENT
@@ -41,9 +42,11 @@ def _is_for_quack(gradient: torch.Tensor, x: torch.Tensor, main_grad: torch.Tens
         return False  # it rounds a product before it adds it to a sum of 16 bits
     if capability(x.device) != (9, 0) or gradient.shape[0] * x.numel() < _LARGE:
         return False
+    if without_quack() is not None or isinstance(x, FakeTensor):
+        return False
     if torch.cuda.is_current_stream_capturing():
         return False
-    return all(map(_is_aligned, (gradient, x, main_grad))) and without_quack() is None
+    return all(map(_is_aligned, (gradient, x, main_grad)))
 
 
 def _is_aligned(tensor: torch.Tensor) -> bool:
