@@ -55,7 +55,7 @@ CONVERTERS: Final = Client(
     installs=(
         # 0.17's loader takes no Transformers 5: it asks for a minor version of at least 31.
         ("megatron-core==0.17.1", "transformers==4.57.6", "torch==2.13.0", "omegaconf"),
-        ("datasets<5", "pulp", "simpy", "pyzmq", "msgpack", "psutil"),
+        ("datasets<5", "pulp", "simpy", "pyzmq", "msgpack", "psutil", "accelerate", "six"),
     ),
     shown=("megatron-core", "transformers", "torch"),
     sources=(

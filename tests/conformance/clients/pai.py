@@ -61,7 +61,7 @@ PAI: Final = Client(
     installs=(
         # Its tokenizers take no Transformers 5.
         ("transformers==4.57.6", "torch==2.13.0", "megatron-core==0.19.2", "datasets<5"),
-        ("accelerate", "einops", "tensorboard"),
+        ("accelerate", "einops", "tensorboard", "six"),
     ),
     shown=("transformers", "torch"),
     sources=(

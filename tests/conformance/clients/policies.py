@@ -57,7 +57,17 @@ AREAL: Final = Client(
         # What its modules import, of what it requires.
         ("transformers==5.3.0", _TORCH, "datasets==4.4.1", "nvidia-modelopt", "math-verify==0.8.0"),
         ("hydra-core==1.4.0.dev1", "omegaconf==2.4.0.dev2", "peft==0.18.1", "colorlog", "tenacity"),
-        ("aiohttp", "aiofiles", "uvloop", "fastapi", "uvicorn", "openai", "anthropic", "lark"),
+        (
+            "aiohttp",
+            "aiofiles",
+            "uvloop",
+            "flask",
+            "fastapi",
+            "uvicorn",
+            "openai",
+            "anthropic",
+            "lark",
+        ),
         (
             "litellm",
             "openai-agents",

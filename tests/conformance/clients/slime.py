@@ -86,9 +86,19 @@ SLIME: Final = Client(
     name="slime",
     installs=(
         # Its own requirement, which it asserts: numpy 1.
-        ("numpy==1.26.4", "scipy==1.17.1", "pandas==2.2.3", "pyarrow==17.0.0"),
+        ("numpy==1.26.4", "scipy==1.17.1", "pandas==2.2.3", "pyarrow==17.0.0", "contourpy==1.3.2"),
         ("transformers==5.12.1", "torch==2.13.0", "megatron-core==0.19.2", "omegaconf"),
-        ("datasets<5", "accelerate", "pylatexenc", "ray", "httpx[http2]", "tensorboard"),
+        (
+            "datasets<5",
+            "accelerate",
+            "pylatexenc",
+            "ray",
+            "httpx[http2]",
+            "tensorboard",
+            "sentencepiece",
+            "six",
+            "wandb",
+        ),
         # What SGLang imports; its other requirements are CUDA libraries.
         ("--no-deps", "sglang==0.5.15.post1", "torch-memory-saver==0.0.10", "torchvision"),
         ("sglang-router==0.3.2", "pybase64", "msgspec", "ipython", "openai", "anthropic"),

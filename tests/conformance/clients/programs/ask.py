@@ -16,7 +16,7 @@ def ask(prompt: str) -> str:
     body = {"model": "EMPTY", "prompt": prompt, "max_tokens": int(count), "temperature": 1.0}
     request = urllib.request.Request(
         f"{url}/v1/completions",
-        json.dumps({**body, "top_k": 1}).encode(),
+        json.dumps({**body, "top_k": 1, "top_p": 0.0}).encode(),
         {"Content-Type": "application/json"},
     )
     with urllib.request.urlopen(request, timeout=120) as answer:
