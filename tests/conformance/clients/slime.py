@@ -86,10 +86,11 @@ SLIME: Final = Client(
     name="slime",
     installs=(
         # Its own requirement, which it asserts: numpy 1.
-        ("numpy==1.26.4", "scipy==1.17.1", "pandas==2.2.3", "pyarrow==17.0.0", "contourpy==1.3.2"),
+        ("numpy==1.26.4", "scipy==1.17.1", "pandas==2.2.3", "contourpy==1.3.2"),
         ("transformers==5.12.1", "torch==2.13.0", "megatron-core==0.19.2", "omegaconf"),
         (
             "datasets<5",
+            "pyarrow<22",
             "accelerate",
             "pylatexenc",
             "ray",
