@@ -119,7 +119,7 @@ def _resolution(
     if not _is_whole(library, spec):
         if library.completed and _version(library) is None:
             return real("another project's of the same name is installed")
-        if library.completed and not any(map(_installed, library.extensions)):
+        if library.completed and not any(map(installed_version, library.extensions)):
             return shim("it is installed without its compiled part")
         why = "the real one is broken: its compiled part is missing"
         if refused:
@@ -150,15 +150,11 @@ def _is_whole(library: Library, spec: ModuleSpec) -> bool:
 
 
 def _version(library: Library) -> str | None:
-    return _installed(library.distribution)
+    return installed_version(library.distribution)
 
 
-def is_installed(distribution: str) -> bool:
-    """Whether a distribution is installed, by its metadata."""
-    return _installed(distribution) is not None
-
-
-def _installed(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
+    """What the metadata of a distribution says; None where it is not installed."""
     try:
         return version(distribution)
     except Exception:  # it has no metadata, or they are damaged

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from accel_bridge.libraries._decision import is_installed
+from accel_bridge.libraries._decision import installed_version
 from accel_bridge.libraries._library import LIBRARIES, Library
 from accel_bridge.libraries._modules import ShimLoader, find_public
 from accel_bridge.libraries.transformer_engine_torch._loader import (
@@ -89,7 +89,7 @@ class ShimFinder(MetaPathFinder):
             part
             for library in self._libraries.values()
             for part, distribution in library.parts
-            if library.name not in hidden and is_installed(distribution)
+            if library.name not in hidden and installed_version(distribution)
         }
         self._extension = extension
         self._directory = directory

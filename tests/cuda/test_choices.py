@@ -20,6 +20,7 @@ from accel_bridge.backends.cuda.kernels import (
     attention,
     weight_gradient,
 )
+from accel_bridge.backends.cuda.kernels._choice import may_compile
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up
 from accel_bridge.backends.cuda.kernels.attention import Call, choose
 from accel_bridge.backends.cuda.kernels.norms import choose as choose_norm
@@ -231,7 +232,7 @@ def test_a_rehearsal_runs_neither(monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode():
         tensor = torch.empty(8192, 8192, dtype=torch.bfloat16)
         assert not weight_gradient._is_for_quack(tensor, tensor, tensor.float())
-        assert not _flash4.can_run(tensor)
+        assert not may_compile(tensor)
 
 
 def test_rows_that_are_not_side_by_side_are_no_quacks() -> None:

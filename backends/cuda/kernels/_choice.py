@@ -10,6 +10,7 @@ from functools import cache, lru_cache
 from typing import Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.process import log
 
@@ -76,6 +77,11 @@ def on_device(numbers: tuple[int, ...], dtype: torch.dtype, device: torch.device
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return torch.tensor(numbers, dtype=dtype, device=device)
     return _kept_on_device(numbers, dtype, device)
+
+
+def may_compile(tensor: torch.Tensor) -> bool:
+    """Whether a call may compile: not while a graph is captured, nor in a rehearsal."""
+    return not (isinstance(tensor, FakeTensor) or torch.cuda.is_current_stream_capturing())
 
 
 def without_package(

@@ -10,7 +10,6 @@ from functools import cache
 from typing import Any, cast
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from accel_bridge.backends.cuda.kernels._choice import without_package
 
@@ -26,11 +25,6 @@ def _function() -> Any:
     return importlib.import_module("flash_attn.cute.interface").flash_attn_func
 
 
-def can_run(query: torch.Tensor) -> bool:
-    """Not while a graph is captured, since a call may compile; nor in a rehearsal."""
-    return not (isinstance(query, FakeTensor) or torch.cuda.is_current_stream_capturing())
-
-
 def flash4_attention(
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], causal: bool, scale: float
 ) -> torch.Tensor:
@@ -39,11 +33,10 @@ def flash4_attention(
     :param tensors: query [b, n, s, d], key and value [b, g, s, d], float16 or bfloat16.
     :returns: [b, n, s, d], a view of [b, s, n, d].
     """
-    results = _function()(
+    output, _ = _function()(
         *(tensor.transpose(1, 2) for tensor in tensors),
         softmax_scale=scale,
         causal=causal,
         deterministic=torch.are_deterministic_algorithms_enabled(),
     )
-    output = results[0] if isinstance(results, tuple) else results
     return cast(torch.Tensor, output.transpose(1, 2))

@@ -23,9 +23,9 @@ from accel_bridge.backends.cuda.kernels._attention_rules import (
     examples,
     shape_of,
 )
-from accel_bridge.backends.cuda.kernels._choice import Choice, capability
+from accel_bridge.backends.cuda.kernels._choice import Choice, capability, may_compile
 from accel_bridge.backends.cuda.kernels._flash import Band, Packing, filled_up, flash_attention
-from accel_bridge.backends.cuda.kernels._flash4 import can_run, flash4_attention
+from accel_bridge.backends.cuda.kernels._flash4 import flash4_attention
 from accel_bridge.backends.cuda.kernels._frontend import window_attention
 from accel_bridge.kernels import (
     ATTENTION,
@@ -237,7 +237,7 @@ def attention(
 
         return from_bnsd(band_attention(tensors, band.left, band.right, scale), layout)
     if chosen == "flash4":
-        if not options.return_lse and can_run(query):
+        if not options.return_lse and may_compile(query):
             return from_bnsd(flash4_attention(tensors, kind == "causal", scale), layout)
         chosen = "cudnn"
     if chosen == "cudnn":

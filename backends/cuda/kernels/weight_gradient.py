@@ -10,9 +10,8 @@ from functools import cache
 from typing import Any, Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
-from accel_bridge.backends.cuda.kernels._choice import capability, without_package
+from accel_bridge.backends.cuda.kernels._choice import capability, may_compile, without_package
 from accel_bridge.kernels import WEIGHT_GRADIENT
 
 _HALF: Final = (torch.float16, torch.bfloat16)
@@ -42,9 +41,7 @@ def _is_for_quack(gradient: torch.Tensor, x: torch.Tensor, main_grad: torch.Tens
         return False  # it rounds a product before it adds it to a sum of 16 bits
     if capability(x.device) != (9, 0) or gradient.shape[0] * x.numel() < _LARGE:
         return False
-    if without_quack() is not None or isinstance(x, FakeTensor):
-        return False
-    if torch.cuda.is_current_stream_capturing():
+    if without_quack() is not None or not may_compile(x):
         return False
     return all(map(_is_aligned, (gradient, x, main_grad)))
 
@@ -52,8 +49,8 @@ def _is_for_quack(gradient: torch.Tensor, x: torch.Tensor, main_grad: torch.Tens
 def _is_aligned(tensor: torch.Tensor) -> bool:
     """Whether the copy engine can read a matrix: rows or columns of 16 bytes, side by side."""
     near, far = sorted(tensor.stride())
-    sizes = (*tensor.shape, far, tensor.data_ptr())
-    return near == 1 and not any(size % 8 for size in sizes[:3]) and not sizes[3] % 16
+    even = not any(size % 8 for size in (*tensor.shape, far))
+    return near == 1 and even and tensor.data_ptr() % 16 == 0
 
 
 def weight_gradient(
