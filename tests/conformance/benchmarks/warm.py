@@ -19,8 +19,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 from warm_python import COMPILER, LIBRARIES, start
 
-sys.path.pop()
-
 #: What a server imports beforehand: everything, or only what no bridge is concerned with.
 _EVERYTHING = """
 import accel_bridge.auto

@@ -30,6 +30,8 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1]))
 
+from processes import run_group  # noqa: E402
+
 from conformance.clients.steps import Client, Failed, Step, Work  # noqa: E402
 from conformance.clients.table import CLIENTS  # noqa: E402
 
@@ -150,30 +152,20 @@ def run(client: Client, step: Step, work: Work, seconds: float) -> bool:
     began = time.monotonic()
     try:
         with log.open("w") as stream:
-            done = subprocess.run(
-                # With all that it started.
-                [
-                    "timeout",
-                    "--kill-after=5",
-                    f"{max(1.0, seconds):.0f}",
-                    "bash",
-                    "-c",
-                    step.command,
-                ],
-                cwd=work.directory,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                check=False,
+            status = run_group(
+                ["bash", "-c", step.command],
+                environ,
+                work.directory,
+                stream,
+                lambda one: one.wait(seconds),
             )
-        if done.returncode == 124:
+        if status is None:
             if seconds < SECONDS:
                 print(f"{client.name}: {step.name}: cut off: the time is over", flush=True)
                 return True
             raise Failed(f"it did not end within {SECONDS} s")
-        if done.returncode != 0:
-            raise Failed(f"exit status {done.returncode}; see {log}")
+        if status != 0:
+            raise Failed(f"exit status {status}; see {log}")
         result, ok = step.check(work, log.read_text(errors="replace")), True
     except Failed as error:
         result, ok = str(error), False

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -21,6 +19,7 @@ ROOT: Final = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 from compatibility_results import Row, new_run  # noqa: E402
+from processes import run_group  # noqa: E402
 
 #: How the script is started: what a user types.
 ENTRIES: Final = ("module", "run", "auto", "pretrain")
@@ -91,27 +90,13 @@ def run(
     with log.open("w", encoding="utf-8") as stream:
         stream.write(f"{shlex.join(command)}\n")
         stream.flush()
-        process = subprocess.Popen(
-            command,
-            cwd=directory,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+        ended = run_group(
+            command, environ, directory, stream, wait or (lambda one: one.wait(limit))
         )
-        try:
-            status = wait(process) if wait else process.wait(limit)
-        except subprocess.TimeoutExpired:
-            status = -1
-        finally:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                # torchrun ends its ranks first.
-                with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                    os.killpg(process.pid, number)
-                    process.wait(10)
     output = log.read_text(encoding="utf-8", errors="replace")
-    return status, output + f"\nTimeoutError: no end within {limit:.0f} s" * (status == -1)
+    if ended is None:
+        return -1, f"{output}\nTimeoutError: no end within {limit:.0f} s"
+    return ended, output
 
 
 @dataclass(frozen=True, slots=True)
