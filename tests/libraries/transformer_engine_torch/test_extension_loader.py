@@ -38,7 +38,7 @@ def test_the_wheel_is_completed_and_its_absence_told(monkeypatch: pytest.MonkeyP
     assert (found.origin, found.version) == (Origin.COMPLETED, version("transformer_engine"))
     assert decided(hidden=()).origin is Origin.COMPLETED  # it has no compiled part
     with monkeypatch.context() as patch:  # TransformerEngineNPU has the same module
-        patch.setattr(_decision, "_installed", lambda distribution: None)
+        patch.setattr(_decision, "installed_version", lambda distribution: None)
         assert decided(hidden=()).origin is Origin.REAL
         assert decided().origin is Origin.ABSENT
     absent = decided(find=lambda name: None)
