@@ -131,7 +131,7 @@ _GPT: Final = (
 #: On gloo the healthy ranks leave their collectives when these time out: NCCL's alone are aborted.
 _RESTART: Final = (
     "--inprocess-restart --inprocess-granularity rank --inprocess-active-world-size 2 "
-    "--distributed-timeout-minutes 2 --inprocess-soft-timeout 300 --inprocess-hard-timeout 400 "
+    "--distributed-timeout-minutes 1 --inprocess-soft-timeout 300 --inprocess-hard-timeout 400 "
     "--inprocess-heartbeat-timeout 400 --inprocess-barrier-timeout 500 "
     "--inprocess-completion-timeout 500 --save-interval 2"
 )

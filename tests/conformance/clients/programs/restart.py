@@ -12,7 +12,7 @@ upstream, steps = training.train_step, itertools.count(1)
 def train_step(*args, **kwargs):
     """A step; an error in the fourth that this process takes."""
     if next(steps) == 4 and os.environ["RANK"] == "1":
-        raise RuntimeError("planted")
+        raise RuntimeError("injected fault")
     return upstream(*args, **kwargs)
 
 
