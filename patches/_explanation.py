@@ -43,9 +43,10 @@ _NEXT: Final = {
 }
 _DEBUG: Final = "ACCEL_BRIDGE_LOG=debug shows the traceback"
 
-#: Files whose frames say nothing of who is to blame.
-_LIBRARIES: Final = re.compile(r"/(torch|numpy|accel_bridge|patches|backends|python3\.\d+)/|^<")
-_MEGATRON: Final = "/megatron/"
+_MEGATRON: Final = "megatron"
+#: Packages and files whose frames say nothing of who is to blame.
+_LIBRARIES: Final = ("torch", "numpy", "accel_bridge")
+_INSTALLED: Final = re.compile(r"/python3\.\d+/|^<")
 
 
 class Place(NamedTuple):
@@ -56,8 +57,19 @@ class Place(NamedTuple):
     statement: str
 
     def __str__(self) -> str:
-        short = self.file[self.file.rfind(_MEGATRON) + 1 :]
+        short = self.file[self.file.rfind(f"/{_MEGATRON}/") + 1 :]
         return f"{short}:{self.line}"
+
+
+def _frames(error: BaseException) -> list[tuple[str, traceback.FrameSummary]]:
+    """The top-level package and the line of each frame, outermost first.
+
+    Frameworks above Megatron have directories of its name too, so paths do not tell.
+    """
+    walked = traceback.walk_tb(error.__traceback__)
+    roots = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walked]
+    lines = traceback.extract_tb(error.__traceback__)  # sys.tracebacklimit leaves inner ones out
+    return list(zip(roots, lines, strict=False))
 
 
 def is_megatrons(error: BaseException) -> bool:
@@ -65,9 +77,12 @@ def is_megatrons(error: BaseException) -> bool:
 
     Libraries that Megatron calls count as Megatron.
     """
-    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    own = [file for file in files if _MEGATRON in file or not _LIBRARIES.search(file)]
-    return bool(own) and _MEGATRON in own[-1]
+    own = [
+        root
+        for root, line in _frames(error)
+        if root == _MEGATRON or not (root in _LIBRARIES or _INSTALLED.search(line.filename))
+    ]
+    return own[-1:] == [_MEGATRON]
 
 
 def of_error(error: BaseException, args: Any) -> BridgeError:
@@ -169,7 +184,7 @@ def of_silent_end(end: SystemExit, args: Any) -> BridgeError | None:
 
 def stage_of(error: BaseException) -> str:
     """What could not be done, by the functions that the error came through."""
-    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    names = [line.name for _, line in _frames(error)]
     return next((STAGES[name] for name in reversed(names) if name in STAGES), "Megatron stopped")
 
 
@@ -198,15 +213,15 @@ def arguments_in(text: str, args: Any) -> dict[str, Any]:
 
 def innermost(error: BaseException) -> Place:
     """The last line of Megatron that the error came through."""
-    frames = traceback.extract_tb(error.__traceback__)
-    of_megatron = [frame for frame in frames if _MEGATRON in frame.filename] or frames[-1:]
-    if not of_megatron:
+    frames = _frames(error)
+    of_megatron = [line for root, line in frames if root == _MEGATRON]
+    if not frames:
         return Place("?", 0, "")
-    frame = of_megatron[-1]
-    first = frame.lineno or 0
-    last = getattr(frame, "end_lineno", None) or first
-    lines = [linecache.getline(frame.filename, number) for number in range(first, last + 1)]
-    return Place(frame.filename, first, " ".join("".join(lines).split()))
+    line = of_megatron[-1] if of_megatron else frames[-1][1]
+    first = line.lineno or 0
+    last = getattr(line, "end_lineno", None) or first
+    lines = [linecache.getline(line.filename, number) for number in range(first, last + 1)]
+    return Place(line.filename, first, " ".join("".join(lines).split()))
 
 
 def _shortened(text: str, most: int = 300) -> str:

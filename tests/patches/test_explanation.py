@@ -26,12 +26,18 @@ ARGS = SimpleNamespace(
 )
 
 
-def raised(directory: Path, name: str, body: str, args: object = ARGS) -> BaseException:
-    """The error of a function of that name in a file of Megatron."""
+def raised(
+    directory: Path,
+    name: str,
+    body: str,
+    args: object = ARGS,
+    module_name: str = "megatron.training.some",
+) -> BaseException:
+    """The error of a function of that name in a file below a directory ``megatron``."""
     file = directory / "megatron" / "training" / "some.py"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(f"def {name}(args):\n    {body}\n")
-    module = types.ModuleType("some")
+    module = types.ModuleType(module_name)
     exec(compile(file.read_text(), str(file), "exec"), vars(module))
     try:
         vars(module)[name](args)
@@ -50,6 +56,13 @@ def test_a_bare_assertion_names_its_flags(tmp_path: Path) -> None:
     assert "megatron/training/some.py:2" in told.evidence[0]
     assert told.evidence[1] == "--hidden-size 64 --num-attention-heads 5"
     assert told.next.startswith("change --hidden-size, --num-attention-heads until")
+
+
+def test_a_framework_with_a_directory_of_that_name_is_not_megatron(tmp_path: Path) -> None:
+    """SkyRL's workers lie in one; their users want the traceback, and no word about Megatron."""
+    error = raised(tmp_path, "train", "import absent_package", module_name="workers.megatron.some")
+    advise(error, None)
+    assert explanation(error) is None
 
 
 @pytest.mark.megatron

@@ -96,6 +96,7 @@ SKYRL: Final = Client(
         (_TORCH, "transformers==5.8.0", "peft==0.18.1", "ray==2.60.0"),
         ("loguru", "func_timeout", "cloudpathlib", "tensordict", "jaxtyping", "torchdata"),
         ("accelerate", "hf_transfer", "debugpy", "datasets==5.2.0", "hydra-core==1.3.2"),
+        ("orjson", "pybase64"),
     ),
     shown=("transformers", "torch"),
     sources=(
