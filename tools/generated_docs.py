@@ -197,8 +197,8 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "step_time": result("time_sentence"),
     "frameworks": result("frameworks_table"),
     **{name: result("stated", name) for name in ("frameworks_left", "suites", "parity")},
-    "mindspeed_trained": result("mindspeed_table"),
     "mindspeed_summary": result("mindspeed_summary"),
+    "mindspeed_trained": result("mindspeed_trained"),
     "reliability": result("reliability_table"),
     "preprocess": result("preprocess_table"),
 }

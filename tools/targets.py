@@ -4,7 +4,7 @@
 
 Each word is a name for the version and a checkout, a site-packages directory or a wheel. Versions
 that are not named keep their entries; patches that no longer exist lose theirs. None of the sources
-is imported.
+is imported. A wheel before 0.17 has no ``megatron.training``: give a checkout of its tag.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ def main(words: list[str]) -> int:
         table.get(id, {}).update(versions)
     for version, _, path in (word.partition("=") for word in words):
         tree = SourceTree(Path(path), {"megatron"})
+        if not tree.holds("megatron") or tree.lacks_portion("megatron.training.training"):
+            print(f"{path} has no megatron.training; nothing was written", file=sys.stderr)
+            return 1
         for id in table:
             variants = [patch for patch in patches if patch.id == id]
             table[id][version] = resolve(variant_for(version, variants), tree).as_json()

@@ -27,12 +27,22 @@ from accel_bridge.patching.variants import (
 _USES = 5
 
 
-def draft(verdict: Verdict, old: SourceTree, new: SourceTree, version: str) -> str:
+def draft(
+    verdict: Verdict,
+    old: SourceTree,
+    new: SourceTree,
+    version: str,
+    distribution: str,
+    *,
+    earlier: bool = False,
+) -> str:
     """Text for a person: where the target went, and how the record might follow.
 
     :param old: the tree that the patch fits.
     :param new: the tree that it was judged against.
     :param version: of ``new``.
+    :param distribution: what is of that version, for a record that requires nothing yet.
+    :param earlier: ``new`` is of an earlier release than ``old``.
     """
     patch = verdict.patch
     target = _new_target(patch, new)
@@ -48,7 +58,7 @@ def draft(verdict: Verdict, old: SourceTree, new: SourceTree, version: str) -> s
     lines += [""]
     if verdict.fit is Fit.SIGNATURE and patch.kind is Kind.WRAP:
         lines += [*_renamed(patch, new), "# Otherwise a variant:"]
-    lines += [*_records(patch, target, version, verdict.fit), ""]
+    lines += [*_records(patch, target, version, verdict.fit, distribution, earlier), ""]
     lines += _difference(patch, target, old, new)
     return "\n".join(lines)
 
@@ -65,27 +75,26 @@ def _new_target(patch: Patch, tree: SourceTree) -> str | None:
     return None
 
 
-def _records(patch: Patch, target: str | None, version: str, fit: Fit) -> Iterator[str]:
+def _records(
+    patch: Patch, target: str | None, version: str, fit: Fit, distribution: str, earlier: bool
+) -> Iterator[str]:
     """Words of the present record and of its variant for the new version."""
-    ends = f"<{version}"
-    if patch.requires:
-        requirement = Requirement(patch.requires)
-        ends = f"{requirement.name}{requirement.specifier},{ends}".replace(",,", ",")
-        begins = f"{requirement.name}>={version}"
-    else:
-        begins = f">={version}"
+    known = Requirement(patch.requires or distribution)
+    present, other = (">", "<=") if earlier else ("<", ">=")
+    ends = ",".join(filter(None, (str(known.specifier), f"{present}{version}")))
     if fit is Fit.BODY:
         yield "# Compare the bodies below. If the replacement still does the same, the table is all"
         yield f"# that changes: python tools/targets.py {version}=CHECKOUT"
         return
-    yield f'requires="{ends}",  # in the present record'
+    yield f'requires="{known.name}{ends}",  # in the present record'
     if target is None:
-        yield f'elsewhere="since {version} ...",  # why it is not needed there; else a new target'
+        since = "until" if earlier else "since"
+        yield f'elsewhere="{since} {version} ...",  # why it is not needed there; else a new target'
         return
     yield "# and a variant beside it:"
     yield f'id="{patch.id}",'
     yield f'target="{target}",'
-    yield f'requires="{begins}",'
+    yield f'requires="{known.name}{other}{version}",'
     if patch.kind is Kind.WRAP and patch.uses:
         yield f"uses={patch.uses!r},"
 

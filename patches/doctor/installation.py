@@ -84,13 +84,17 @@ def _imports(machine: Machine) -> Iterator[Finding]:
             next="`accel-bridge doctor --only megatron-import --wait 600` waits longer",
         )
     else:
-        yield from broken(next((one for one in reversed(lines) if "Error: " in one), lines[-1]))
+        errors = [one for one in lines if re.match(r"[\w.]+Error: ", one)]
+        yield from broken((errors or lines)[-1])
 
 
 def broken(line: str) -> Iterator[Finding]:
-    """What an error of ``import megatron.training`` means; nothing where torch is to blame."""
-    if not line or "PyTorch is installed and cannot be imported" in line:
-        return  # the check of imports explains that one
+    """What an error of ``import megatron.training`` means; nothing where Megatron is not to blame.
+
+    The checks of imports and of the backend explain those.
+    """
+    if not line or "PyTorch is installed and cannot be imported" in line or "PluginError" in line:
+        return
     if (explained := cache.explain(OSError(line))) is not None:
         yield of_error(explained)
         return

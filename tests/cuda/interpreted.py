@@ -19,7 +19,6 @@ import torch
 import accel_bridge.auto  # noqa: F401 - before the kernels
 from accel_bridge.apps.parity._cases import all_cases
 from accel_bridge.apps.parity._run import check_kernel
-from accel_bridge.kernels import CONTRACTS
 
 #: Cases of a kernel in the sample; more where each has something new.
 MOST = 8
@@ -47,10 +46,11 @@ def main() -> int:
         and (case.dtype == torch.float32 or FLOAT16.get(case.contract, "") in case.name)
     ]
     failed, names = 0, [word for word in sys.argv[1:] if word != "--all"]
-    for kernel in triton_kernels():
-        name = kernel.contract.name
-        if name not in (names or CONTRACTS):
-            continue
+    kernels = {kernel.contract.name: kernel for kernel in triton_kernels()}
+    if unknown := set(names) - set(kernels):
+        raise SystemExit(f"no Triton kernel of {', '.join(unknown)}; of: {', '.join(kernels)}")
+    for name in names or kernels:
+        kernel = kernels[name]
         own = [case for case in cases if case.contract == name]
         # An odd step, since dtypes take turns.
         tried = own if "--all" in sys.argv else sample(own, len(own) // MOST | 1)

@@ -11,6 +11,7 @@ from injected_machine import Injected, checks
 
 from accel_bridge.apps._imports import ImportResult
 from accel_bridge.apps.doctor import packages
+from accel_bridge.backends.cpu._backend import CpuBackend
 from accel_bridge.patches._factory import DISTRIBUTION
 from accel_bridge.patches.doctor.installation import broken
 from accel_bridge.plugins.checks import Verdict
@@ -224,6 +225,20 @@ def test_libraries_that_megatron_was_not_made_for(injected: Injected) -> None:
     injected.package(DISTRIBUTION, "0.19.2", requires=[wanted])
     injected.package("causal-conv1d", "1.4.0")
     injected.finding("megatron-libraries", WARNING, "causal-conv1d 1.4.0", "~=1.5")
+
+
+@pytest.mark.parametrize("part", ["device", "kernels"])
+def test_a_part_of_the_backend_that_does_not_load(
+    injected: Injected, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(backend: CpuBackend) -> None:
+        raise ImportError("cannot import name 'wrong'")
+
+    assert [one.verdict for one in injected.findings("backend")] == [Verdict.OK]
+    monkeypatch.setattr(CpuBackend, part, missing)
+    injected.finding("backend", FAILS, f"its {part} cannot be had", "name 'wrong'", "uninstall")
+    # `import megatron.training` fails of it, which is not Megatron's fault.
+    assert not list(broken("accel_bridge.errors.PluginError: The backend 'cpu' is broken"))
 
 
 def test_mindspeed_for_another_megatron(injected: Injected) -> None:

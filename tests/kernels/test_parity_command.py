@@ -55,6 +55,16 @@ def test_a_good_kernel_gives_status_0_and_every_row(
     assert lines[-1] == "PASS: 31 rows on cpu (31 passed, 0 failed, 0 outside)"
 
 
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_contract_of_which_nothing_was_compared_does_not_pass(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], jobs: str
+) -> None:
+    monkeypatch.setattr("accel_bridge.apps.parity._run.all_cases", list)
+    assert run("--kernel", "swiglu", "--jobs", jobs) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "FAIL: 0 rows on cpu (0 passed, 0 failed, 0 outside, no case of swiglu)"
+
+
 class DeadProcesses(ThreadPoolExecutor):
     """Processes that die in every call."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from dataclasses import fields, is_dataclass
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -44,14 +42,8 @@ def squared_relu_reference(input: torch.Tensor) -> torch.Tensor:
 def test_the_pages_contract_brings_its_cases() -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     (code,) = (block for block in blocks if "SQUARED_RELU = " in block)
-    names = "from __future__ import annotations\nfrom accel_bridge.kernels.cases import *\n"
-    made: dict[str, Any] = {
-        "Contract": Contract,
-        "squared_relu_reference": squared_relu_reference,
-        "partial": partial,
-        "product": product,
-    }
-    exec(names + code, made)
+    made: dict[str, Any] = {"squared_relu_reference": squared_relu_reference}
+    exec(f"from __future__ import annotations\n{code}", made)
     try:
         kernel = made["SQUARED_RELU"].kernel(torch.relu, why="an injected fault")
         cases = [case for case in all_cases() if case.contract == "squared_relu"]

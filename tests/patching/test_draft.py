@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,5 +57,19 @@ def test_a_draft_says_where_it_went(
     old, changed = tree(tmp_path / "old", OLD), tree(tmp_path / "new", new)
     (verdict,) = against_tree([patch], changed, lambda _: "2.0")
     assert verdict.fit is fit
-    text = draft(verdict, old, changed, "2.0")
+    text = draft(verdict, old, changed, "2.0", "frame")
     assert [words for words in said if words not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("earlier", "ends", "begins"), [(False, "<2.0", ">=2.0"), (True, ">2.0", "<=2.0")]
+)
+def test_a_record_without_a_requirement_gets_whole_ones(
+    earlier: bool, ends: str, begins: str, tmp_path: Path
+) -> None:
+    patch = make_patch("frame.work:f", tag("w"), ("x",), id="mine")
+    old = tree(tmp_path / "old", OLD)
+    changed = tree(tmp_path / "new", {"frame/other.py": OLD["frame/work.py"]})
+    (verdict,) = against_tree([patch], changed)
+    text = draft(verdict, old, changed, "2.0", "frame-core", earlier=earlier)
+    assert re.findall('requires="(.*)"', text) == [f"frame-core{ends}", f"frame-core{begins}"]

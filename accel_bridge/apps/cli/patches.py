@@ -16,6 +16,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from accel_bridge.apps.cli._output import (
     add_json_flag,
@@ -38,6 +39,7 @@ from accel_bridge.patching import (
     draft,
     known_versions,
 )
+from accel_bridge.patching.variants import is_version
 from accel_bridge.plugins.candidates import tell_failed
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.endings import ending_at_once, of_uncaught
@@ -202,7 +204,7 @@ def _run_against(arguments: argparse.Namespace) -> int:
         summary = ", ".join(f"{count} {fit.value}" for fit, count in counts.items())
         print(f"\n{len(verdicts)} patches: {summary}")
         if arguments.draft and tree is not None:
-            _print_drafts(verdicts, tree, found)
+            _print_drafts(verdicts, tree, found, plugins)
     return 0 if set(counts) <= {Fit.OK, Fit.NEEDLESS} else 1
 
 
@@ -229,9 +231,13 @@ def _tree(against: str, patches: Sequence[Patch], versions: Collection[str]) -> 
 
 
 def _print_drafts(
-    verdicts: Iterable[Verdict], tree: SourceTree, found: Mapping[str, str | None]
+    verdicts: Iterable[Verdict],
+    tree: SourceTree,
+    found: Mapping[str, str | None],
+    plugins: Plugins,
 ) -> None:
     """What a maintainer begins with, for each patch that does not fit."""
+    here = dict(contribution.item for contribution in plugins.versions().items)
     for verdict in verdicts:
         if verdict.fit in (Fit.OK, Fit.NEEDLESS):
             continue
@@ -241,9 +247,12 @@ def _print_drafts(
             warn(f"{package} is not installed, so there is nothing to compare with")
             continue
         requires = verdict.patch.requires
-        name = Requirement(requires).name if requires else package
-        version = found.get(name) or "NEXT"
-        print("\n" + printable(draft(verdict, installed, tree, version), keep="\n\t"))
+        name = Requirement(requires).name if requires else next(iter(found), package)
+        version, own = found.get(name) or "NEXT", here.get(name) or ""
+        both = is_version(version) and is_version(own)
+        earlier = both and Version(version) < Version(own)
+        text = draft(verdict, installed, tree, version, name, earlier=earlier)
+        print("\n" + printable(text, keep="\n\t"))
 
 
 @cache

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from accel_bridge.apps._imports import AUTOLOAD, ImportResult, try_imports
+from accel_bridge.device.backend import device_of, environment_of, features_of, kernels_of
 from accel_bridge.errors import BridgeError
 from accel_bridge.libraries import Origin, Resolution, decide
 from accel_bridge.plugins.checks import Check, Finding, Machine, fails, of_error, ok, warning
@@ -261,7 +262,27 @@ def _plugins(machine: Machine) -> Iterator[Finding]:
         )
 
 
+def _backend(machine: Machine) -> Iterator[Finding]:
+    """What a program asks of the chosen backend, when it starts or calls a kernel first."""
+    if machine.backend is None or machine.spec(_TORCH) is None:
+        return
+    for ask in (environment_of, features_of, device_of, kernels_of):
+        try:
+            ask(machine.backend)
+        except BridgeError as error:
+            yield of_error(error)
+            return
+    yield ok(f"the parts of the backend {machine.backend.name} load")
+
+
 CHECKS: Final = (
+    Check(
+        "backend",
+        _SUBJECT,
+        "a device or kernels of the chosen backend that cannot be loaded",
+        _backend,
+        seconds=120,
+    ),
     Check(
         "imports",
         _SUBJECT,

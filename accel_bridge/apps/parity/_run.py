@@ -334,9 +334,18 @@ class KernelReport:
     signatures: dict[str, str]
 
     @property
+    def without_case(self) -> list[str]:
+        """The contracts of which nothing was compared."""
+        compared = {row.case.contract for row in self.results}
+        names = [kernel.contract.name for kernel in self.kernels]
+        return [name for name in names if name not in compared]
+
+    @property
     def passed(self) -> bool:
-        """Whether no row failed and every signature follows its contract."""
-        return not self.signatures and all(row.verdict != "fail" for row in self.results)
+        """Whether every contract has rows, none failed, and every signature is its contract's."""
+        if self.signatures or self.without_case:
+            return False
+        return all(row.verdict != "fail" for row in self.results)
 
     @property
     def worst_first(self) -> list[CaseResult]:
@@ -350,6 +359,8 @@ class KernelReport:
         rows = f"{count['pass']} passed, {count['fail']} failed, {count['outside']} outside"
         found = "PASS" if self.passed else "FAIL"
         signatures = f", {len(self.signatures)} wrong signatures" if self.signatures else ""
+        if self.without_case:
+            signatures += f", no case of {', '.join(self.without_case)}"
         return f"{found}: {len(self.results)} rows on {self.backend} ({rows}{signatures})"
 
 
@@ -425,7 +436,7 @@ def _in_processes(
     }
     found: dict[int, CaseResult] = {}
     # More would have nothing to do.
-    with ProcessPoolExecutor(min(jobs, len(parts)), mp_context=context) as pool:
+    with ProcessPoolExecutor(max(1, min(jobs, len(parts))), mp_context=context) as pool:
         runs = {part: pool.submit(_in_process, backend, *part) for part in parts}
         try:
             for part, run in runs.items():

@@ -192,7 +192,8 @@ ROLL: Final = Client(
         # vLLM was built with this torch, and asks for a build of it that PyPI does not have.
         ("torch==2.10.0", "transformers==4.57.6", "peft==0.17.1", "accelerate"),
         ("megatron-core==0.16.1",),
-        ("datasets==4.4.1", "dacite", "codetiming", "more_itertools", "tensordict", "jsonlines"),
+        ("torch==2.10.0", "tensordict"),  # the newest asks for a later torch
+        ("datasets==4.4.1", "dacite", "codetiming", "more_itertools", "jsonlines"),
         ("hydra-core==1.3.8", "math-verify", "deprecated", "tyro", "pybase64", "setproctitle"),
         ("ray[default]==2.60.0", "opentelemetry-exporter-otlp-proto-grpc", "langdetect"),
         # Of its requirements these ask for NumPy 1.
@@ -203,7 +204,8 @@ ROLL: Final = Client(
         ("model-hosting-container-standards", "numba==0.61.2", "openai", "openai-harmony"),
         ("opencv-python-headless", "outlines-core==0.2.11", "partial-json-parser", "py-cpuinfo"),
         ("prometheus-fastapi-instrumentator", "python-json-logger", "watchfiles"),
-        ("xgrammar==0.1.33", "gem-llm", "gym", "gym-sokoban"),
+        ("xgrammar==0.1.33", "gem-llm", "gym", "gym-sokoban", "pyzmq", "uvloop"),
+        ("--no-deps", "antlr4-python3-runtime==4.9.3"),  # hydra's; gem-llm asks for another
     ),
     shown=("megatron-core", "transformers", "ray", "torch"),
     sources=(("https://github.com/alibaba/ROLL", "8eb27cc2dc34c4d1310b169d9b86d339004d811a"),),
