@@ -41,6 +41,24 @@ _NEXT: Final = {
     "The checkpoint is of another model": "give the arguments that the checkpoint was trained "
     "with, or --finetune to take only its weights",
 }
+_OTHER_MODEL: Final = _NEXT["The checkpoint is of another model"]
+#: Errors of loading a whole checkpoint -> what to do.
+_LOADED: Final = (
+    (
+        re.compile("dp_reshardable|fully-parallel-save"),
+        "its optimizer resumes in the layout that saved it; --no-load-optim takes the weights "
+        "alone, and --dist-ckpt-optim-fully-reshardable saves one for every layout",
+    ),
+    (re.compile("Global shape mismatch|size mismatch for"), _OTHER_MODEL),
+    (
+        re.compile(
+            r"KeyError: .?'(optimizer\b|distrib_optim_sharding_type)|"
+            r"Could not find parameter group|Expected \d+ entries in state dict"
+        ),
+        "give the precision, expert parallel size and --use-distributed-optimizer of the run that "
+        "saved it, or --no-load-optim to take its weights alone",
+    ),
+)
 _DEBUG: Final = "ACCEL_BRIDGE_LOG=debug shows the traceback"
 
 _MEGATRON: Final = "megatron"
@@ -94,10 +112,14 @@ def of_error(error: BaseException, args: Any) -> BridgeError:
     flags = [_shortened(written(name, value)) for name, value in named.items()]
     condition = _condition(place.statement)
     step = _NEXT.get(stage) or _change(named) or "fix what it says"
+    if stage == _LOADING:
+        text = f"{type(error).__name__}: {message}"
+        step = next((found for pattern, found in _LOADED if pattern.search(text)), step)
     missing = _missing(error, place.statement, args)
     if missing:
         flags, step = [f"{flag} was not given" for flag in missing], f"give {', '.join(missing)}"
-    if condition and named:
+    alone = [value for value in named.values() if value is None or isinstance(value, bool)]
+    if condition and named and not len(alone) == len(named) == 1:  # giving it says all
         step += f" until {condition}"
     evidence = [f"{type(error).__name__} at {place}: {_shortened(place.statement)}"]
     if stage == _LOADING:
@@ -189,11 +211,17 @@ def stage_of(error: BaseException) -> str:
 
 
 def _change(named: dict[str, Any]) -> str:
-    """What to do with arguments: a switch is given or removed."""
-    others = [flag_of(name) for name, value in named.items() if not isinstance(value, bool)]
+    """What to do with arguments: a switch is given or removed, an absent value given."""
+    others = [
+        flag_of(name)
+        for name, value in named.items()
+        if not (value is None or isinstance(value, bool))
+    ]
     steps = [f"change {', '.join(others)}"] if others else []
     for name, value in named.items():
-        if isinstance(value, bool):
+        if value is None:
+            steps.append(f"give {flag_of(name)}")
+        elif isinstance(value, bool):
             steps.append(f"{'remove' if is_given(name, value) else 'give'} {flag_of(name)}")
     return ", ".join(steps)
 

@@ -146,9 +146,16 @@ def _unknown(plugins: Plugins, name: str, asked_by: str) -> SelectionError:
             f"known backends: {', '.join(names) or 'none'}",
             *(str(failed) for failed in plugins.failed),
         ],
-        next=f"set {BACKEND.name} to a known name, or unset it to let the devices found decide; "
+        next=f"{_no_longer(asked_by, 'a known name')} to let the devices found decide; "
         "`accel-bridge plugins` shows where backends come from",
     )
+
+
+def _no_longer(asked_by: str, other: str = "") -> str:
+    """How to ask for no backend, or for ``other``."""
+    if BACKEND.name in asked_by:
+        return f"set {BACKEND.name} to {other}, or unset it" if other else f"unset {BACKEND.name}"
+    return f"give {other}, or leave out {asked_by}" if other else f"leave out {asked_by}"
 
 
 def _absent(probed: ProbedBackend, asked_by: str) -> BridgeError:
@@ -158,7 +165,7 @@ def _absent(probed: ProbedBackend, asked_by: str) -> BridgeError:
         f"{probed.probe.reason}",
         evidence=[*probed.probe.evidence, *(probed.traceback or "").splitlines()]
         or "its probe gave no further evidence",
-        next=f"{fix}unset {BACKEND.name} to let the devices found decide; {_SHOW_PROBES}",
+        next=f"{fix}{_no_longer(asked_by)} to let the devices found decide; {_SHOW_PROBES}",
     )
 
 

@@ -85,6 +85,9 @@ ARGUMENTS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 
+#: What says in which precision GEMMs multiply where it is below the parameters'.
+LOW: Final = ("fp8", "fp8_recipe", "fp4")
+
 #: Name in the recording -> argument: sizes of the parallel dimensions.
 LAYOUT: Final[Mapping[str, str]] = {
     "TP": "tensor_model_parallel_size",
@@ -107,6 +110,9 @@ def identity(args: Any, weights: int) -> dict[str, dict[str, Any]]:
         section: {name: getattr(args, name) for name in names if hasattr(args, name)}
         for section, names in ARGUMENTS.items()
     }
+    # Only where they are on: earlier recordings have no such lines.
+    if getattr(args, "fp8", None) or getattr(args, "fp4", None):
+        sections["training"].update({name: str(getattr(args, name, None)) for name in LOW})
     sections["versions"] = {DISTRIBUTION: megatron_version()}
     sections["weights"] = {"fingerprint before the first step": f"{weights:016x}"}
     return sections

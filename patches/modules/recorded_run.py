@@ -409,6 +409,12 @@ class TrainingRun(RecordedRun):
 
     def _set_weights(self) -> None:
         args = self._args
+        if getattr(args, "use_megatron_fsdp", False):
+            raise BridgeError(
+                "Megatron-FSDP's weights cannot be recorded: no rank holds a whole part of them.",
+                evidence="--use-megatron-fsdp",
+                next="record with --use-torch-fsdp2, or with --use-distributed-optimizer alone",
+            )
         given = args.load or args.pretrained_checkpoint
         if given:
             self.notes.append("initial weights: from a checkpoint")

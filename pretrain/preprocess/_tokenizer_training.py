@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -285,7 +286,7 @@ def main(arguments: argparse.Namespace) -> int:
         f"documents  {texts.documents:,}, {texts.size / 1e6:,.1f} MB of text",
         f"tokens     {trained.size:,}",
         f"files      {', '.join(str(directory / name) for name in trained.files)}",
-        f"use        {trained.flags.replace('{}', str(directory))}",
+        f"use        {trained.flags.replace('{}', shlex.quote(str(directory)))}",
         f"time       {seconds:.2f} s",
     )
     for line in lines:

@@ -60,6 +60,28 @@ def test_a_small_wrong_factor_is_a_defect_and_low_precision_is_accumulation() ->
     assert compare(recording(), recording(rounding(2**-8, 1))).kind is Kind.ACCUMULATION
 
 
+@pytest.mark.parametrize(
+    ("training", "fields", "said"),
+    [
+        ({"hidden_dropout": 0.1}, {"layout": {"TP": 2, "DP": 1}}, "dropout is on"),
+        ({"attention_dropout": 0.1}, {"about": {"device": "NPU"}}, "dropout is on"),
+        ({"hidden_dropout": 0.1}, {}, "a real defect"),  # one layout and device: equal masks
+        ({"fp8": "hybrid"}, {}, "--limits"),
+        ({"fp8": "hybrid"}, {"limits": {"output x": (1e-3, 1e-3, 1e-3)}}, "a real defect"),
+    ],
+)
+def test_what_may_part_two_right_runs_is_said(
+    training: dict[str, object], fields: dict[str, object], said: str
+) -> None:
+    identity = {"model": {}, "training": training}
+    change = at("output", "layers.0.mlp", 1.5)
+    one, two = recording(identity=identity), recording(change, identity=identity, **fields)
+    found = compare(one, two)
+    assert not found.passed
+    assert said in verdict(found)[0]
+    assert verdict(compare(one, recording(identity=identity, **fields)))[0].startswith("PASS")
+
+
 def test_a_gradient_names_the_module_whose_backward_pass_made_it() -> None:
     found = compare(recording(), recording(at("gradient", "layers.0.mlp", 1.5)))
     assert found.first.name == "layers.0.mlp"

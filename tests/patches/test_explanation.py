@@ -122,6 +122,54 @@ def test_a_switch_is_given_and_not_changed(tmp_path: Path, monkeypatch: pytest.M
     assert told.next.startswith("give --no-rope-fusion, remove --multi-latent-attention until")
 
 
+@pytest.mark.parametrize(
+    ("body", "next"),
+    [
+        ("assert args.micro_batch_size is not None", "give --micro-batch-size"),
+        ("assert args.use_flash_attn", "give --use-flash-attn"),
+        ("assert args.hidden_size == 32", "change --hidden-size until hidden_size == 32"),
+    ],
+)
+def test_one_argument_is_asked_for_without_a_circle(
+    body: str, next: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_ACTIONS", [])
+    parser = argparse.ArgumentParser()
+    know_flags(parser)
+    parser.add_argument("--micro-batch-size")
+    parser.add_argument("--use-flash-attn", action="store_true")
+    parser.add_argument("--hidden-size", type=int, default=64)
+    args = parser.parse_args([])
+    error = raised(tmp_path, "validate_args", body, args)
+    advise(error, args)
+    told = explanation(error)
+    assert told is not None
+    assert told.next.startswith(f"{next}; ")
+
+
+@pytest.mark.parametrize(
+    ("body", "next"),
+    [
+        ("raise ValueError('dp_reshardable: use --ckpt-fully-parallel-save')", "--no-load-optim"),
+        ("raise KeyError('optimizer.state.exp_avg.weight')", "--use-distributed-optimizer"),
+        ("raise KeyError('optimizer')", "--no-load-optim"),
+        ("raise KeyError('distrib_optim_sharding_type')", "--no-load-optim"),
+        ("raise RuntimeError('Could not find parameter group {}')", "--no-load-optim"),
+        ("raise RuntimeError('Global shape mismatch for loaded [8]')", "--finetune"),
+        ("raise KeyError('args')", "--ckpt-step"),
+    ],
+)
+def test_a_whole_checkpoint_of_another_run_is_not_called_damaged(
+    body: str, next: str, tmp_path: Path
+) -> None:
+    error = raised(tmp_path, "load_checkpoint", body)
+    advise(error, None)
+    told = explanation(error)
+    assert told is not None
+    assert next in told.next
+    assert ("whole" in told.next) is (next == "--ckpt-step")
+
+
 def test_a_rank_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = [(1, 77, "T"), (2, 78, "R"), (3, 79, "Z")]
     monkeypatch.setattr(_advice_table, "neighbours", lambda: iter(ranks))

@@ -136,7 +136,7 @@ def train(plan: Plan, out: Path, arguments: argparse.Namespace) -> None:
         raise BridgeError(
             f"The training run failed with status {status}; nothing was recorded.",
             evidence="its own messages are above",
-            next="fix what they say; `accel-bridge pretrain` with the same arguments runs alike",
+            next="fix what they say; `accel-bridge pretrain` trains without recording",
         )
     # One machine of several writes the file; the others have done their part.
     if launch.given(arguments, "--node-rank") in (None, "0") and not _is_new(out, began):

@@ -186,7 +186,7 @@ def verdict(comparison: Comparison) -> list[str]:
     worst_norm = max(row.gradient_norm for row in comparison.rows)
     found = "PASS" if comparison.passed else "FAIL"
     lines = [
-        f"{found}: {_MEANING[comparison.kind]}",
+        f"{found}: {_doubt(comparison) or _MEANING[comparison.kind]}",
         f"largest relative difference over {len(comparison.rows)} steps: loss {worst_loss:.2g}, "
         f"gradient norm {worst_norm:.2g}",
     ]
@@ -207,6 +207,26 @@ def verdict(comparison: Comparison) -> list[str]:
     if judged and comparison.third is None and comparison.a.precision != "float32":
         lines.append("with --third FILE, a run in float32, the comparison tells which one is off")
     return lines
+
+
+def _doubt(comparison: Comparison) -> str | None:
+    """Why runs that part may both be right, and how to tell; None where they may not."""
+    a, b = comparison.a, comparison.b
+    if comparison.kind not in (Kind.ACCUMULATION, Kind.DEFECT):
+        return None
+    training = a.identity.get("training", {})
+    elsewhere = a.layout != b.layout or a.about.get("device") != b.about.get("device")
+    if elsewhere and any(training.get(name) for name in ("attention_dropout", "hidden_dropout")):
+        return (
+            "dropout is on, and its masks differ between layouts and devices: record both with "
+            "--attention-dropout 0 --hidden-dropout 0"
+        )
+    if training.get("fp8", "None") != "None" and not (a.limits or b.limits):
+        return (
+            "FP8 rounds more than the limits of bfloat16 allow: record one with --limits, which "
+            "measures what rounding moves"
+        )
+    return None
 
 
 def _not_finite(comparison: Comparison) -> list[str]:
