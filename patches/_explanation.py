@@ -41,7 +41,6 @@ _NEXT: Final = {
     "The checkpoint is of another model": "give the arguments that the checkpoint was trained "
     "with, or --finetune to take only its weights",
 }
-_OTHER_MODEL: Final = _NEXT["The checkpoint is of another model"]
 #: Errors of loading a whole checkpoint -> what to do.
 _LOADED: Final = (
     (
@@ -49,10 +48,13 @@ _LOADED: Final = (
         "its optimizer resumes in the layout that saved it; --no-load-optim takes the weights "
         "alone, and --dist-ckpt-optim-fully-reshardable saves one for every layout",
     ),
-    (re.compile("Global shape mismatch|size mismatch for"), _OTHER_MODEL),
+    (
+        re.compile("Global shape mismatch|size mismatch for"),
+        "give the model's arguments of the run that saved it",
+    ),
     (
         re.compile(
-            r"KeyError: .?'(optimizer\b|distrib_optim_sharding_type)|"
+            r"KeyError: ['\"](optimizer\b|distrib_optim_sharding_type)|"
             r"Could not find parameter group|Expected \d+ entries in state dict"
         ),
         "give the precision, expert parallel size and --use-distributed-optimizer of the run that "

@@ -170,7 +170,13 @@ def execute(arguments: Arguments) -> Iterable[str]:
     with InterruptGuard() as interrupts, lock:
         summary = Run(arguments, sources, spec, interrupts).execute(make_pool)
     if not summary.counts.documents:
-        tell("warning: the input holds no documents; nothing can be trained on this data")
+        skipped = summary.counts.skipped
+        tell(
+            f"warning: all {skipped:,} records were skipped (--error-log FILE says why); nothing "
+            "can be trained on this data"
+            if skipped
+            else "warning: the input holds no documents; nothing can be trained on this data"
+        )
     return summary.lines()
 
 

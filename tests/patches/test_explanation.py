@@ -155,7 +155,11 @@ def test_one_argument_is_asked_for_without_a_circle(
         ("raise KeyError('optimizer')", "--no-load-optim"),
         ("raise KeyError('distrib_optim_sharding_type')", "--no-load-optim"),
         ("raise RuntimeError('Could not find parameter group {}')", "--no-load-optim"),
-        ("raise RuntimeError('Global shape mismatch for loaded [8]')", "--finetune"),
+        ("raise RuntimeError('Global shape mismatch for loaded [8]')", "model's arguments"),
+        (
+            'raise RuntimeError("KeyError: \\"optimizer.state.exp not in [\'a\']")',
+            "--no-load-optim",
+        ),
         ("raise KeyError('args')", "--ckpt-step"),
     ],
 )

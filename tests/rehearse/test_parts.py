@@ -125,6 +125,8 @@ def test_kinds_of_ranks() -> None:
     assert sorted(map(sorted, kinds.values())) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert stand_for([0, 2, 4, 7], kinds) == {0: [0, 1], 2: [2, 3], 4: [4, 5], 7: [6, 7]}
     assert stand_for([0, 7], kinds) == {0: [0, 1, 2, 3], 7: [4, 5, 6, 7]}
+    assert stand_for(range(8), kinds) == {rank: [rank] for rank in range(8)}
+    assert stand_for([0, 1, 4], kinds) == {0: [0, 2, 3], 1: [1], 4: [4, 5, 6, 7]}
 
 
 def _rank(rank: int, *calls: tuple[Any, ...]) -> dict[str, Any]:

@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         type=seconds,
         help="that each import and each program may take (default: up to 90)",
     )
+    parser.add_argument("--model", choices=("gpt", "hybrid"), help="as pretrain takes it")
     launch.add_options(parser)
     return parser
 

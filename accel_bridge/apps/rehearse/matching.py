@@ -179,9 +179,8 @@ def stand_for(
     for ranks in kinds.values():
         among = [rank for rank in rehearsed if rank in set(ranks)]
         if among:
-            answer[among[0]] = ranks
-            for other in among[1:]:
-                answer[other] = [other]
+            answer |= {rank: [rank] for rank in among}
+            answer[among[0]] = [rank for rank in ranks if rank not in among[1:]]
     # A kind of which none was rehearsed is near another of its stage.
     firsts: dict[int, int] = {}
     for kind, ranks in kinds.items():
