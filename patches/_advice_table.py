@@ -30,15 +30,20 @@ class Advice:
     next: str
     ranks: bool = False
 
-    def explain(self, error: BaseException, args: Any) -> BridgeError:
-        """The three parts for an error."""
+    def explain(self, error: BaseException | str, args: Any) -> BridgeError:
+        """The three parts for an error, or for what is known of it in words."""
         given = {flag: getattr(args, flag, None) for flag in self.flags}
         words = [
             written(flag, value)
             for flag, value in given.items()
             if value is not None and value is not False
         ]
-        evidence = [f"{type(error).__name__}: {message_of(error)[:300]}"]
+        text = (
+            error
+            if isinstance(error, str)
+            else f"{type(error).__name__}: {message_of(error)[:300]}"
+        )
+        evidence = [text]
         evidence += [" ".join(words)] if words else []
         if self.ranks:
             evidence += [

@@ -28,7 +28,10 @@ def advise(error: BaseException, args: Any) -> None:
     text = f"{type(error).__name__}: {error}"
     known = next((advice for advice in ADVICE if advice.error.search(text)), None)
     if _explanation.stage_of(error) == _explanation.SAVING and not getattr(args, "save", ""):
-        explained = VALIDATION.explain(error, args)  # nothing else saves without --save
+        # Nothing else saves without --save.
+        explained = VALIDATION.explain(
+            "the state before it was not kept: --save was not given", args
+        )
     elif known is not None:
         explained = known.explain(error, args)
     elif _explanation.is_megatrons(error):

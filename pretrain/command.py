@@ -147,7 +147,10 @@ def training_command(argv: Sequence[str]) -> list[str]:
     if not megatron:
         raise MissingArguments(
             "There are no arguments for Megatron: nothing says what to train.",
-            evidence=f"accel-bridge pretrain {shlex.join(argv)}".rstrip(),
+            # Another command's runner is no word of the user's.
+            evidence=f"accel-bridge pretrain {shlex.join(argv)}".rstrip()
+            if options.runner == RUNNER
+            else "nothing follows --",
             next="`accel-bridge demo` trains without any; a first model: accel-bridge pretrain -- "
             f"{FIRST_MODEL}",
         )

@@ -211,6 +211,7 @@ def test_stages_and_known_errors(tmp_path: Path, name: str, body: str, what: str
     assert told is not None
     assert told.what.startswith(what)
     assert told.evidence
+    assert "NoneType" not in told.evidence[0]  # what Megatron makes of an absent --save
     assert told.next
 
 
