@@ -167,8 +167,16 @@ def _explained() -> Iterator[None]:
 def tell(text: str) -> None:
     """Print to standard error, where somebody can read it: a note must not end the work."""
     if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr)
+        drop_unwritten()
+
+
+def drop_unwritten() -> None:
+    """Drop what stderr could not take: Python would try again at the end, and change the status."""
+    if sys.stderr is not None:
         try:
-            print(text, file=sys.stderr, flush=True)
+            sys.stderr.flush()
         except (OSError, ValueError):
             with contextlib.suppress(OSError, ValueError):
                 _drop(sys.stderr.fileno())

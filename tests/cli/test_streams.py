@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from plugin_site import Python, Site
@@ -62,8 +63,28 @@ def test_a_closed_stdin_and_stderr_take_nothing_away() -> None:
 
 def test_a_full_stderr_leaves_the_status() -> None:
     assert shell("nonsense 2> /dev/full").returncode == 2
-    done = shell("backends 2> /dev/full", ACCEL_BRIDGE_NONSENSE="1")
+    done = shell("backends 2> /dev/full", ACCEL_BRIDGE_NONSENSE="1", PYTHONUNBUFFERED="")
     assert (done.returncode, "usable" in done.stdout) == (0, True)
+
+
+#: A plugin that warns, as a line about what is slow does on a busy machine.
+NOISY = """
+from accel_bridge.plugin import hookimpl
+from accel_bridge.process import log
+
+@hookimpl
+def accel_bridge_backends():
+    log.warn("noise")
+    return []
+"""
+
+
+def test_a_log_that_is_full_leaves_the_status(tmp_path: Path) -> None:
+    (tmp_path / "noisy_plugin.py").write_text(NOISY)
+    environ = {"PYTHONPATH": str(tmp_path), "ACCEL_BRIDGE_PLUGINS": "noisy_plugin"}
+    environ["PYTHONUNBUFFERED"] = ""  # or Python would keep nothing to write at the end
+    assert "noise" in shell("backends", **environ).stderr
+    assert shell("backends 2> /dev/full", **environ).returncode == 0
 
 
 def test_a_terminal_of_another_encoding(python: Python) -> None:

@@ -23,6 +23,7 @@ from accel_bridge.process.environment import PLUGINS, did_you_mean, unknown_vari
 from accel_bridge.process.log import (
     READER_GONE,
     ReaderGone,
+    drop_unwritten,
     is_debug,
     open_streams,
     report,
@@ -82,6 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             tell(traceback.format_exc())
         tell(f"{PROGRAM}: {str(interrupt) or 'interrupted'}")
         return 128 + number_of(interrupt)
+    finally:
+        drop_unwritten()
 
 
 def help_text(commands: Iterable[Command]) -> str:
