@@ -10,7 +10,6 @@ import itertools
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -35,8 +34,15 @@ def _arm(stage: str, words: tuple[str, ...]) -> None:
     import torch
 
     if stage == "save":
-        directory = Path(words[words.index("--save") + 1]) / SAVED
-        threading.Thread(target=_die_when_there, args=(directory,), daemon=True).start()
+        directory, rank = str(Path(words[words.index("--save") + 1]) / SAVED), os.getpid()
+
+        def die(event: str, arguments: tuple[object, ...]) -> None:
+            """At the first file of its own there, also one that a fork writes."""
+            if event == "open" and str(arguments[0]).startswith(f"{directory}/__"):
+                os.kill(rank, signal.SIGKILL)
+                time.sleep(600)  # a fork goes with its parent, and writes nothing before
+
+        sys.addaudithook(die)
         return
     reduce, count = torch.distributed.all_reduce, itertools.count(1)
 
@@ -46,12 +52,6 @@ def _arm(stage: str, words: tuple[str, ...]) -> None:
         return reduce(*args, **kwargs)
 
     torch.distributed.all_reduce = all_reduce
-
-
-def _die_when_there(directory: Path) -> None:
-    while not directory.exists():
-        time.sleep(0.001)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":
