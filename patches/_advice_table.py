@@ -30,21 +30,18 @@ class Advice:
     next: str
     ranks: bool = False
 
-    def explain(self, error: BaseException | str, args: Any) -> BridgeError:
-        """The three parts for an error, or for what is known of it in words."""
+    def explain(self, said: str, args: Any) -> BridgeError:
+        """The three parts.
+
+        :param said: the first line of evidence, such as :func:`said_by` an error.
+        """
         given = {flag: getattr(args, flag, None) for flag in self.flags}
         words = [
             written(flag, value)
             for flag, value in given.items()
             if value is not None and value is not False
         ]
-        text = (
-            error
-            if isinstance(error, str)
-            else f"{type(error).__name__}: {message_of(error)[:300]}"
-        )
-        evidence = [text]
-        evidence += [" ".join(words)] if words else []
+        evidence = [said, " ".join(words)] if words else [said]
         if self.ranks:
             evidence += [
                 f"rank {rank} (pid {pid}) does not run: {_STATES[state]}"
@@ -52,6 +49,11 @@ class Advice:
                 if state in _STATES
             ]
         return BridgeError(self.what, evidence=evidence, next=self.next)
+
+
+def said_by(error: BaseException) -> str:
+    """An error's type and the beginning of its message."""
+    return f"{type(error).__name__}: {message_of(error)[:300]}"
 
 
 #: States of a process that computes nothing.

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import _explanation
-from accel_bridge.patches._advice_table import ADVICE, VALIDATION
+from accel_bridge.patches._advice_table import ADVICE, VALIDATION, said_by
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.process.endings import explain, explain_uncaught, explanation
@@ -33,7 +33,7 @@ def advise(error: BaseException, args: Any) -> None:
             "the state before it was not kept: --save was not given", args
         )
     elif known is not None:
-        explained = known.explain(error, args)
+        explained = known.explain(said_by(error), args)
     elif _explanation.is_megatrons(error):
         explained = _explanation.of_error(error, args)
     else:
@@ -72,7 +72,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
             if refusal is not None:
                 raise refusal from end
             if end.code in VALIDATION_CODES:
-                explain(end, VALIDATION.explain(end, _arguments()))
+                explain(end, VALIDATION.explain(said_by(end), _arguments()))
             raise
         except (KeyboardInterrupt, GeneratorExit):
             raise

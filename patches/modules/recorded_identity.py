@@ -112,7 +112,7 @@ def identity(args: Any, weights: int) -> dict[str, dict[str, Any]]:
     }
     # Only where they are on: earlier recordings have no such lines.
     if getattr(args, "fp8", None) or getattr(args, "fp4", None):
-        sections["training"].update({name: str(getattr(args, name, None)) for name in LOW})
+        sections["training"].update({name: getattr(args, name, None) for name in LOW})
     sections["versions"] = {DISTRIBUTION: megatron_version()}
     sections["weights"] = {"fingerprint before the first step": f"{weights:016x}"}
     return sections

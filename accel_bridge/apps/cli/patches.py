@@ -237,7 +237,7 @@ def _print_drafts(
     plugins: Plugins,
 ) -> None:
     """What a maintainer begins with, for each patch that does not fit."""
-    here = dict(contribution.item for contribution in plugins.versions().items)
+    here = _versions(plugins)
     for verdict in verdicts:
         if verdict.fit in (Fit.OK, Fit.NEEDLESS):
             continue
@@ -274,9 +274,14 @@ def _versions_at(path: Path, plugins: Plugins) -> dict[str, str | None]:
     directories = [str(path.resolve()), str(path.resolve().parent)]
     sys.path[:0] = directories
     try:
-        return dict(contribution.item for contribution in plugins.versions().items)
+        return _versions(plugins)
     finally:
         del sys.path[: len(directories)]
+
+
+def _versions(plugins: Plugins) -> dict[str, str | None]:
+    """Distribution -> version of what an import would find."""
+    return dict(contribution.item for contribution in plugins.versions().items)
 
 
 def _run_script(argv: list[str]) -> int:

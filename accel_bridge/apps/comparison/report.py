@@ -221,7 +221,7 @@ def _doubt(comparison: Comparison) -> str | None:
             "dropout is on, and its masks differ between layouts and devices: record both with "
             "--attention-dropout 0 --hidden-dropout 0"
         )
-    if training.get("fp8", "None") != "None" and not (a.limits or b.limits):
+    if training.get("fp8") and not (a.limits or b.limits):
         return (
             "FP8 rounds more than the limits of bfloat16 allow: record one with --limits, which "
             "measures what rounding moves"
