@@ -35,6 +35,7 @@ def adamw_reference(
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """Adam with decoupled weight decay; changes parameters and moments in place.
 
@@ -46,7 +47,11 @@ def adamw_reference(
     :param first_moments: m, as parameters, one each.
     :param second_moments: v, as parameters, one each.
     :param options: see :class:`AdamWOptions`.
+    :param scale: factor of the gradients, one float32 element on their device; None is 1. A kernel
+        may leave the gradients scaled.
     """
+    if scale is not None:
+        gradients = [gradient * scale.reshape(()).to(gradient.dtype) for gradient in gradients]
     first, second = options.betas
     rate = options.lr / (1 - first**options.step)
     correction = (1 - second**options.step) ** 0.5

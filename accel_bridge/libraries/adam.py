@@ -57,10 +57,12 @@ def adam(
     second: Tensors,
     numbers: AdamNumbers,
     main: Tensors | None = None,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """One step over many tensors, in place.
 
     :param main: float32 main parameters, or None when ``parameters`` are their own.
+    :param scale: factor of the gradients, which may be left scaled: one float32 element, or None.
     """
     coupled = bool(numbers.weight_decay) and not numbers.decoupled
     options = AdamWOptions(
@@ -73,8 +75,10 @@ def adam(
     weights = parameters if main is None else main
     step = kernel(ADAMW)
     if not coupled and all_float(gradients, weights, first, second):
-        step(weights, gradients, first, second, options)
+        step(weights, gradients, first, second, options, scale)
     else:
+        if scale is not None and gradients:
+            torch._foreach_mul_(list(gradients), scale.reshape(()))
         for part in batches(weights):
             lists = [tensors[part] for tensors in (weights, gradients, first, second)]
             wide = [[tensor.detach().float() for tensor in tensors] for tensors in lists]

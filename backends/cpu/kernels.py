@@ -129,8 +129,11 @@ def adamw(
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """The contract ``adamw``."""
+    if scale is not None:
+        torch._foreach_mul_(list(gradients), scale.reshape(()))
     given = (parameters, gradients, first_moments, second_moments)
     # torch's one pass takes memory as it lies, without a look at strides.
     dense = [[tensor.contiguous() for tensor in tensors] for tensors in given]

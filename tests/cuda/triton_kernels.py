@@ -31,6 +31,7 @@ def adamw_in_one_buffer(
     first_moments: list[torch.Tensor],
     second_moments: list[torch.Tensor],
     options: AdamWOptions,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """Triton's AdamW of copies in one tensor: the interpreter knows no address of another."""
     lists = (parameters, gradients, first_moments, second_moments)
@@ -42,7 +43,7 @@ def adamw_in_one_buffer(
         for part, one in zip(parts, tensors, strict=True)
     ]
     count = len(parameters)
-    adamw.adamw([copies[at : at + count] for at in range(0, 4 * count, count)], options)
+    adamw.adamw([copies[at : at + count] for at in range(0, 4 * count, count)], options, scale)
     for one, copy in zip(tensors, copies, strict=True):
         one.copy_(copy)
 

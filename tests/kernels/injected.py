@@ -102,6 +102,7 @@ def adamw_eps_inside(
     first_moments: Any,
     second_moments: Any,
     options: AdamWOptions,
+    scale: Any = None,
 ) -> None:
     first, second = options.betas
     groups = zip(parameters, gradients, first_moments, second_moments, strict=True)
@@ -291,6 +292,11 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
     "adamw": {
         "eps inside the root": (adamw_eps_inside, "parameters[2]", "tiny gradients"),
         "coupled weight decay": (adamw_coupled, "parameters[2]", "first step"),
+        "gradients as they are": (
+            with_changes("adamw", scale=lambda o: None),
+            "parameters[2]",
+            "scaled gradients",
+        ),
     },
     "weight_gradient": {
         "overwritten": (overwritten("weight_gradient"), "main_grad", "float32 main_grad"),

@@ -411,7 +411,9 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
     return table("linear_cross_entropy", build, settings, gradients=gradients)
 
 
-def _adamw_inputs(generator: Generator, step: int, std: float, weight_decay: float) -> Inputs:
+def _adamw_inputs(
+    generator: Generator, step: int, std: float, weight_decay: float, scale: float | None = None
+) -> Inputs:
     sizes = ((1,), (37,), (64, 33), (3, 5, 7))
     draw = [[normal(generator, *size) for size in sizes] for _ in range(4)]
     first = step == 1  # the moments start at zero
@@ -425,6 +427,7 @@ def _adamw_inputs(generator: Generator, step: int, std: float, weight_decay: flo
         "betas": (0.9, 0.95),
         "eps": 1e-8,
         "weight_decay": weight_decay,
+        "scale": None if scale is None else torch.tensor([scale]),
     }
 
 
@@ -435,6 +438,7 @@ def _adamw_cases() -> Iterator[Case]:
         ("step 100000, no weight decay", 100000, 1.0, 0.0),
         # eps is the denominator here.
         ("tiny gradients", 5, 1e-9, 0.1),
+        ("scaled gradients", 10, 1.0, 0.1, 0.37),
     )
     changed = ("parameters", "first_moments", "second_moments")
     return table("adamw", _adamw_inputs, settings, dtypes=[torch.float32], changed=changed)

@@ -17,10 +17,13 @@ def adamw(
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """The contract ``adamw``."""
     if not parameters:
         return
+    if scale is not None:
+        torch._foreach_mul_(list(gradients), scale.reshape(()))
     # torch_npu subtracts 1 again and does not write to the step.
     count = torch.tensor(float(options.step), device=parameters[0].device)
     torch._fused_adamw_(
@@ -46,6 +49,7 @@ def _supports(
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
+    scale: torch.Tensor | None = None,
 ) -> str | None:
     every = (*parameters, *gradients, *first_moments, *second_moments)
     if any(tensor.dtype != torch.float32 for tensor in every):

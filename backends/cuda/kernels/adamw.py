@@ -41,6 +41,8 @@ def _step(
     rate,
     correction,
     eps,
+    scale,
+    SCALED: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -52,6 +54,8 @@ def _step(
     gradient = base + tl.multiple_of(tl.load(places + number + owner), 4)
     first = base + tl.multiple_of(tl.load(places + 2 * number + owner), 4)
     second = base + tl.multiple_of(tl.load(places + 3 * number + owner), 4)
+    if SCALED:
+        factor = tl.load(scale)
     for offset in range(0, CHUNK, BLOCK):
         place = start + offset + tl.arange(0, BLOCK)
         inside = place < size
@@ -59,6 +63,8 @@ def _step(
         g = tl.load(gradient + place, mask=inside, other=0.0)
         m = tl.load(first + place, mask=inside, other=0.0)
         v = tl.load(second + place, mask=inside, other=0.0)
+        if SCALED:
+            g = g * factor
         m = keep_first * m + take_first * g
         v = keep_second * v + take_second * g * g
         p = decay * p - rate * m / (tl.sqrt_rn(v) * correction + eps)
@@ -86,7 +92,11 @@ def _layout(
     return tuple(one.to(device) for one in numbers)
 
 
-def adamw(lists: Sequence[Sequence[torch.Tensor]], options: AdamWOptions) -> bool:
+def adamw(
+    lists: Sequence[Sequence[torch.Tensor]],
+    options: AdamWOptions,
+    scale: torch.Tensor | None = None,
+) -> bool:
     """The contract ``adamw``, of float32 tensors without gaps; False if there are others.
 
     The host looks at each of what may be thousands of tensors, so it looks by C functions only.
@@ -120,6 +130,8 @@ def adamw(lists: Sequence[Sequence[torch.Tensor]], options: AdamWOptions) -> boo
         options.lr / (1.0 - first**options.step),
         (1.0 - second**options.step) ** -0.5,
         float(options.eps),
+        base if scale is None else scale,
+        SCALED=scale is not None,
         CHUNK=_CHUNK,
         BLOCK=_BLOCK,
         num_warps=_WARPS,

@@ -18,6 +18,7 @@ def adamw(
     first_moments: Sequence[torch.Tensor],
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
+    scale: torch.Tensor | None = None,
 ) -> None:
     """The contract ``adamw``; one launch of Triton's where that saves more than it costs."""
     lists = (parameters, gradients, first_moments, second_moments)
@@ -26,8 +27,10 @@ def adamw(
     if _is_large(parameters) and missing() is None:
         from accel_bridge.backends.cuda.kernels import adamw as by_triton
 
-        if by_triton.adamw(lists, options):
+        if by_triton.adamw(lists, options, scale):
             return
+    if scale is not None:
+        torch._foreach_mul_(list(gradients), scale.reshape(()))
     # The operator needs a step for each tensor and only reads it: one tensor serves all.
     step = torch.full((), float(options.step), device=parameters[0].device)
     torch._fused_adamw_(

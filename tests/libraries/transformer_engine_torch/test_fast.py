@@ -286,3 +286,54 @@ def test_adam(te: ModuleType, moments: torch.dtype, monkeypatch: pytest.MonkeyPa
     slow = train(inspect.unwrap(short))
     assert all(torch.equal(one, other) for one, other in zip(fast, slow, strict=True))
     assert (calls < len(counted) - calls) == (moments == torch.float32), "the way that it took"
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("ratio", [0.25, 4.0, float("nan")])
+@pytest.mark.parametrize("closure", [None, lambda: None], ids=["short", "long"])
+def test_adam_clips(te: ModuleType, on_device: bool, ratio: float, closure: Any) -> None:
+    """As Megatron clips before the step, also where the step then goes the long way."""
+    from transformer_engine.pytorch.optimizers import FusedAdam
+
+    from accel_bridge.libraries.transformer_engine_torch.fast.optimizer import clip_in_step
+
+    def upstream(weights: list[torch.nn.Parameter], largest: float, norm: Any) -> None:
+        scale = largest / (norm + 1.0e-6)
+        if on_device:
+            scale = scale.clamp(max=1.0).reshape(())
+        elif not scale < 1.0:
+            return
+        torch._foreach_mul_([one.grad for one in weights if one.grad is not None], scale)
+
+    def train(clip: Callable[..., Any]) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        weights = [torch.nn.Parameter(_randn(5, 4)) for _ in range(4)]
+        groups = [{"params": weights[:2]}, {"params": weights[2:], "lr": 0.1}]
+        optimizer = FusedAdam(groups, lr=0.01, weight_decay=0.1)
+        for number in range(4):
+            for weight in weights[:-1]:
+                weight.grad = _randn(5, 4)
+            norm = torch.full((1,), ratio, device="cuda")
+            clip(weights, 1.0, norm if on_device else ratio)
+            # The third step only clips, and the fourth clips anew.
+            if number != 2:
+                optimizer.step(closure if number == 3 else None)
+        return [one.detach() for one in weights]
+
+    clipped: list[bool] = []
+
+    def in_step(weights: list[torch.nn.Parameter], largest: float, norm: Any) -> None:
+        assert not clip_in_step(weights[:-1], largest, norm)
+        assert not clip_in_step([*weights, weights[0]], largest, norm)
+        clipped.append(clip_in_step(weights, largest, norm))
+        if not clipped[-1]:
+            upstream(weights, largest, norm)
+
+    fast, slow, unclipped = train(in_step), train(upstream), train(lambda *_: None)
+    assert all(
+        torch.equal(one.nan_to_num(9.0), other.nan_to_num(9.0))
+        for one, other in zip(fast, slow, strict=True)
+    )
+    assert clipped == [False, False, True, True], "the first step makes the moments"
+    same = all(torch.equal(one, other) for one, other in zip(fast, unclipped, strict=True))
+    assert same == (ratio < 1.0 or (ratio != ratio and not on_device))

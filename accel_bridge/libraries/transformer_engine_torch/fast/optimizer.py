@@ -1,13 +1,21 @@
-"""The step of ``FusedAdam`` whose parameters, gradients and moments are plain float32 tensors."""
+"""The step of ``FusedAdam`` whose parameters, gradients and moments are plain float32 tensors.
+
+Such a step can clip the gradients, too, which then are not read and written once more before it.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, zip_longest
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 
+from accel_bridge.libraries.adam import adam, numbers_of
+from accel_bridge.libraries.transformer_engine_torch._loader import EXTENSION, Extension
 from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -16,6 +24,35 @@ _MOST: Final = "_MAX_TENSORS_PER_MULTI_TENSOR_ADAM_CALL"
 
 #: Gradients, parameters and both moments.
 Lists = list[list[torch.Tensor]]
+
+#: Optimizers that took such a step -> the factor of the gradients in the next one, or None.
+_scales: Final[WeakKeyDictionary[Any, torch.Tensor | None]] = WeakKeyDictionary()
+
+
+def clip_in_step(
+    parameters: Sequence[torch.Tensor], max_norm: float, total_norm: float | torch.Tensor
+) -> bool:
+    """Have the gradients clipped by the next step of the optimizer with just these parameters.
+
+    :param max_norm: largest norm of the gradients that is left as it is.
+    :param total_norm: their norm: a number, or float32 [1] on their device.
+    :returns: False if there is no such optimizer, or its step goes another way; nothing is done.
+    """
+    optimizer = next((one for one in _scales if _has_just(one, parameters)), None)
+    if optimizer is None or _lists(optimizer) is None:
+        return False
+    scale = max_norm / (total_norm + 1.0e-6)
+    if isinstance(scale, torch.Tensor):
+        _scales[optimizer] = scale.clamp(max=1.0)
+    else:
+        device = parameters[0].device
+        _scales[optimizer] = torch.full((1,), scale, device=device) if scale < 1.0 else None
+    return True
+
+
+def _has_just(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
+    own = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    return all(one is other for one, other in zip_longest(own, parameters))
 
 
 def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
@@ -28,18 +65,21 @@ def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def step(self: Any, closure: Any = None, grad_scaler: Any = None) -> Any:
-        groups = self.param_groups
+        groups, scale = self.param_groups, _scales.pop(self, None)
         found = None if closure is not None or grad_scaler is not None else _lists(self)
         if found is None or (most is not None and any(len(one[0]) > most for one in found)):
+            if scale is not None:
+                params = chain.from_iterable(group["params"] for group in groups)
+                gradients = [one.grad for one in params if one.grad is not None]
+                torch._foreach_mul_(gradients, scale.reshape(()))
             return original(self, closure, grad_scaler)
+        if isinstance(sys.modules.get(EXTENSION), Extension):
+            _scales[self] = None
         for group, lists in zip(groups, found, strict=True):
             group["step"] = group.get("step", 0) + 1
             if not lists[0]:
                 continue
-            module.multi_tensor_applier(
-                self.multi_tensor_adam,
-                self._dummy_overflow_buf,
-                lists,
+            numbers = (
                 group["lr"],
                 *group["betas"],
                 group["eps"],
@@ -47,6 +87,13 @@ def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
                 self.adam_w_mode,
                 1 if group["bias_correction"] else 0,
                 group["weight_decay"],
+            )
+            if scale is not None:
+                gradients, parameters, first, second = lists
+                adam(gradients, parameters, first, second, numbers_of(*numbers), scale=scale)
+                continue
+            module.multi_tensor_applier(
+                self.multi_tensor_adam, self._dummy_overflow_buf, lists, *numbers
             )
         return None
 
