@@ -18,7 +18,7 @@ from packaging.version import InvalidVersion, Version
 
 from accel_bridge.patches._factory import TARGETS
 from accel_bridge.patching import Patch, Shape
-from accel_bridge.patching.source import SourceTree
+from accel_bridge.patching.source import NoSuchTree, SourceTree
 from accel_bridge.patching.variants import is_version, unmet_requirement
 from accel_bridge.plugins.manager import load_plugins
 
@@ -41,7 +41,11 @@ def main(words: list[str]) -> int:
     for id, versions in json.loads(TARGETS.read_text(encoding="utf-8")).items():
         table.get(id, {}).update(versions)
     for version, _, path in (word.partition("=") for word in words):
-        tree = SourceTree(Path(path), {"megatron"})
+        try:
+            tree = SourceTree(Path(path), {"megatron"})
+        except NoSuchTree as error:
+            print(error, file=sys.stderr)
+            return 1
         if not tree.holds("megatron") or tree.lacks_portion("megatron.training.training"):
             print(f"{path} has no megatron.training; nothing was written", file=sys.stderr)
             return 1

@@ -123,3 +123,20 @@ assert len(collected.items) > 20
 assert not {"torch", "megatron.core"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("path", ["absent", "."])
+def test_a_path_without_megatron_changes_no_table(path: str, tmp_path: Path) -> None:
+    before = TARGETS.read_bytes()
+    tool = Path(__file__).parents[2] / "tools" / "targets.py"
+    done = subprocess.run(
+        [sys.executable, str(tool), f"9.9={tmp_path / path}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "no source of megatron" in done.stderr
+    assert TARGETS.read_bytes() == before

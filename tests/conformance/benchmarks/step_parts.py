@@ -7,6 +7,7 @@ A measured training profiles two more steps after those that count (``bench_trai
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable
 
@@ -112,6 +113,7 @@ def profile_after(module: object, steps: int) -> None:
             ]
             print("bench-kernels " + json.dumps(parts(kernels, PROFILED)), flush=True)
             print("bench-longest " + json.dumps(_longest(kernels)), flush=True)
+            print("bench-idle " + json.dumps(_idle(kernels)), flush=True)
         return result
 
     module.train_step = train_step  # type: ignore[attr-defined]
@@ -124,3 +126,16 @@ def _longest(kernels: Iterable[Kernel], number: int = 40) -> list[list[object]]:
         found.setdefault(name, []).append(end - start)
     ordered = sorted(found.items(), key=lambda item: -sum(item[1]))[:number]
     return [[name[:100], len(times), round(sum(times), 1)] for name, times in ordered]
+
+
+def _idle(kernels: Iterable[Kernel], number: int = 25) -> list[list[object]]:
+    """[microseconds, kernel before, kernel behind] of the longest times without any kernel."""
+    found: list[tuple[float, str, str]] = []
+    until, last = math.inf, ""
+    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
+        if start > until:
+            found.append((start - until, last, name))
+        if last == "" or end > until:
+            until, last = end, name
+    longest = sorted(found, reverse=True)[:number]
+    return [[round(time, 1), before[:60], behind[:60]] for time, before, behind in longest]
