@@ -17,4 +17,5 @@ CUDA_ONLY: Final = (
     "scaled_masked_softmax_cuda",
     "scaled_softmax_cuda",
     "scaled_upper_triang_masked_softmax_cuda",
+    "selective_scan_cuda",
 )

@@ -41,6 +41,14 @@ without its compiled part, runs unmodified on accel_bridge's extension
 ([what it serves](#transformer-engines-extension)). A compiled Transformer Engine that works is used
 as it is; where there is none at all, Megatron's local spec is chosen.
 
+On CUDA, mamba_ssm without its compiled part is used as it is: Mamba-2's kernels are in Triton, and
+shims serve what they need below them. Without a compiler it is installed by:
+
+```bash
+MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE \\
+    pip install --no-deps --no-build-isolation mamba-ssm && pip install einops transformers
+```
+
 """
 
 

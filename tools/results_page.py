@@ -51,6 +51,7 @@ NAMES: Final = {
     "moe-8x2": "8 experts, top 2",
     "gpt-1.3b": "GPT-3 1.3B shape",
     "delta-net": "gated delta layers",
+    "hybrid": "Nemotron-H-8B shape, 8 layers",
     "l4-h4096": "GPT, 4 layers of 4096",
     "l4-h4096-dropout": "GPT, 4 layers of 4096, dropout 0.1",
     "l4-h4096-window-1024": "GPT, 4 layers of 4096, window of 1024",

@@ -67,7 +67,9 @@ LIBRARIES: Final[dict[str, Library]] = {
             parts=(("flash_attn.cute", "flash-attn-4"),),
         ),
         # The newest of each; what Megatron and the clients ask of them has only grown.
-        Library("mamba_ssm", "2.3.2.post1", "mamba-ssm", extensions=("selective_scan_cuda",)),
+        # Its extension is for Mamba-1 and may be missing beside the rest, which is in Triton.
+        Library("mamba_ssm", "2.3.2.post1", "mamba-ssm"),
+        Library("selective_scan_cuda", "2.3.2.post1", "mamba-ssm"),
         Library(
             "causal_conv1d",
             "1.7.0",

@@ -2,7 +2,8 @@
 
 The convolution of a whole sequence, and of the positions that follow a cached state. The extension
 below, ``causal_conv1d_cuda``, has forward and backward apart; up to 1.5 its functions make their
-results, from then on they write into given tensors, and both forms are served.
+results, from then on they write into given tensors, and both forms are served. mamba_ssm's own
+functions call neither, but ``cpp_functions``, which have kept the first form.
 
 Legend: b batch, d channels, s sequence length, w width.
 Source of the extension: causal_conv1d/csrc/causal_conv1d.cpp.
@@ -31,6 +32,10 @@ MODULES = {
     "causal_conv1d.causal_conv1d_varlen": (
         "",
         "causal_conv1d_varlen_states causal_conv1d_varlen_states_ref",
+    ),
+    "causal_conv1d.cpp_functions": (
+        "",
+        "causal_conv1d_bwd_function causal_conv1d_fwd_function causal_conv1d_update_function",
     ),
     "causal_conv1d_cuda": ("", "causal_conv1d_bwd causal_conv1d_fwd"),
 }
@@ -281,3 +286,51 @@ def causal_conv1d_bwd(
         one if place is None or one is None else place.copy_(one)
         for one, place in zip(gradients, into, strict=True)
     ]
+
+
+def causal_conv1d_fwd_function(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    final_states_out: Tensor | None,
+    silu_activation: bool,
+) -> Tensor:
+    """:func:`causal_conv1d_fwd` of a new tensor."""
+    rest = (final_states_out, silu_activation)
+    return causal_conv1d_fwd(x, weight, bias, seq_idx, initial_states, *rest)
+
+
+def causal_conv1d_bwd_function(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    dout: Tensor,
+    seq_idx: Tensor | None,
+    initial_states: Tensor | None,
+    dfinal_states: Tensor | None,
+    dx: Tensor | None,
+    return_dinitial_states: bool,
+    silu_activation: bool,
+) -> list[Tensor | None]:
+    """:func:`causal_conv1d_bwd`, with the gradient of x in ``dx`` if that is given."""
+    states = (seq_idx, initial_states, dfinal_states)
+    rest = (dx, return_dinitial_states, silu_activation)
+    return causal_conv1d_bwd(x, weight, bias, dout, *states, *rest)
+
+
+@torch.no_grad()
+def causal_conv1d_update_function(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu_activation: bool,
+    cache_seqlens: Tensor | None,
+    conv_state_indices: Tensor | None,
+) -> Tensor:
+    """:func:`causal_conv1d_update` of [b, d, s]."""
+    tensors = (x, conv_state, weight, bias)
+    convolution = kernel(CAUSAL_CONVOLUTION)
+    return _update(convolution, tensors, silu_activation, cache_seqlens, conv_state_indices)

@@ -1,12 +1,10 @@
 """mamba_ssm's interface on the active backend's kernels: what Mamba-1 and Mamba-2 compute with.
 
-Mamba-1's scan is in torch's operators. The extension below, ``selective_scan_cuda``, has its
-forward and backward apart.
+Mamba-1's scan is in torch's operators.
 
 Legend: ... any leading dimensions, b batch, s sequence length; Mamba-1: d channels, n state size,
 g groups, r rank of the step; Mamba-2: h heads, p head size, g groups, n state size, w width of the
 convolution. Hidden size of norms h.
-Source of the extension: mamba_ssm/csrc/selective_scan.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ MODULES = {
         "",
         "mamba_chunk_scan_combined mamba_split_conv1d_scan_combined rmsnorm_fn",
     ),
-    "selective_scan_cuda": ("", "bwd fwd"),
 }
 
 
@@ -109,81 +106,6 @@ def _by_step(matrix: torch.Tensor, size: torch.Size) -> torch.Tensor:
     if matrix.dim() == 3:
         return matrix.transpose(1, 2).unsqueeze(1)
     return matrix.repeat_interleave(size[1] // matrix.shape[1], 1).transpose(2, 3)
-
-
-Tensor = torch.Tensor
-
-
-@torch.no_grad()
-def fwd(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    delta_softplus: bool,
-) -> list[Tensor]:
-    """Output [b, d, s], float32 [b, d, 1, 2 n] whose odd places are the last state, gated output.
-
-    Arguments as of :func:`selective_scan_fn`; the third result is there where ``z`` is.
-    """
-    output, state = selective_scan_fn(u, delta, A, B, C, D, None, delta_bias, delta_softplus, True)
-    states = torch.stack((torch.zeros_like(state), state), -1).flatten(-2).unsqueeze(2)
-    if z is None:
-        return [output, states]
-    return [output, states, output * torch.nn.functional.silu(z)]
-
-
-def bwd(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    z: Tensor | None,
-    delta_bias: Tensor | None,
-    dout: Tensor,
-    x: Tensor,
-    out: Tensor | None,
-    dz: Tensor | None,
-    delta_softplus: bool,
-    recompute_out_z: bool,
-) -> list[Tensor | None]:
-    """Gradients of u, delta, A, B, C, D and the bias; of z if it is there; the gated output.
-
-    :param dout: [b, d, s], of the gated output if ``z`` is there.
-    :param dz: where to write the gradient of z, or None.
-    :param recompute_out_z: return the gated output too.
-    """
-    leaves = {
-        name: None if one is None else one.detach().requires_grad_()
-        for name, one in {
-            "u": u,
-            "delta": delta,
-            "A": A,
-            "B": B,
-            "C": C,
-            "D": D,
-            "delta_bias": delta_bias,
-            "z": z,
-        }.items()
-    }
-    with torch.enable_grad():
-        output = selective_scan_fn(**leaves, delta_softplus=delta_softplus)  # type: ignore[arg-type]
-    assert isinstance(output, Tensor)
-    given = [one for one in leaves.values() if one is not None]
-    found = iter(torch.autograd.grad(output, given, dout))
-    gradients = [None if one is None else next(found) for one in leaves.values()]
-    if z is None:
-        return gradients[:-1]
-    gradient = gradients.pop()
-    assert gradient is not None
-    gradients.append(gradient if dz is None else dz.copy_(gradient))
-    return [*gradients, output.detach()] if recompute_out_z else gradients
 
 
 def mamba_inner_fn(

@@ -10,7 +10,7 @@ import torch
 from ops_support import late
 from torch.nn import functional
 
-SHIMS = ("mamba_ssm", "causal_conv1d")
+SHIMS = ("mamba_ssm", "selective_scan_cuda", "causal_conv1d")
 pytestmark = pytest.mark.usefixtures("shims")
 
 
@@ -440,3 +440,31 @@ def test_the_extension_under_the_convolution(newer: bool) -> None:
     torch.testing.assert_close(gradients[:3], torch.autograd.grad(expected, leaves, grad))
     assert gradients[3] is None
     assert torch.equal(places[0], gradients[0])
+
+
+def test_what_the_real_mamba_ssm_calls_of_the_convolution() -> None:
+    """It writes the gradient of x into a slice of a longer one, and takes the others."""
+    forward, backward, step = (
+        load(f"causal_conv1d.cpp_functions:causal_conv1d_{name}_function")
+        for name in ("fwd", "bwd", "update")
+    )
+    torch.manual_seed(0)
+    rows = torch.randn(2, 6, 9)[:, :, 2:6].transpose(1, 2)
+    leaves = [one.requires_grad_() for one in (rows, torch.randn(4, 3), torch.randn(4))]
+    expected = convolution(*leaves, activation="silu")
+    found = forward(*leaves, None, None, None, True)
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+    assert not found.requires_grad
+    grad = torch.randn_like(expected)
+    longer = torch.zeros(2, 6, 9)
+    place = longer[:, :, 2:6].transpose(1, 2)
+    gradients = backward(*leaves, grad, None, None, None, place, False, True)
+    torch.testing.assert_close(gradients[:3], torch.autograd.grad(expected, leaves, grad))
+    assert gradients[0] is place
+    assert gradients[3] is None
+    assert torch.equal(backward(*leaves, grad, None, None, None, None, False, True)[0], place)
+    states = [torch.zeros(2, 4, 2), torch.zeros(2, 4, 2)]
+    stepped = step(rows, states[0], *leaves[1:], True, None, None)
+    assert torch.equal(stepped, conv_update(rows, states[1], *leaves[1:], activation="silu"))
+    assert torch.equal(*states)

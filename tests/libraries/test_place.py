@@ -15,11 +15,13 @@ from pkgutil import resolve_name as load
 import pytest
 from plugin_site import Python, Site
 
+from accel_bridge.backends._cuda_only import CUDA_ONLY
 from accel_bridge.errors import EnvironmentVariableError
 from accel_bridge.libraries import LIBRARIES, Library, Origin, Resolution, ShimFinder, decide
 from accel_bridge.libraries._finder import AbsentNameError
 from accel_bridge.process.environment import LibraryChoice, Settings
 
+MAMBA = LIBRARIES["mamba_ssm"]
 TOY = Library("toylib", "1.2.3", "toy-lib", extensions=("toylib_c", "toylib_d"))
 PACKAGE = {
     "toylib/__init__.py": """
@@ -251,6 +253,37 @@ def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
 
     assert origins(LibraryChoice()) == [Origin.REAL, Origin.ABSENT]
     assert origins(LibraryChoice(frozenset({"toylib"}))) == [Origin.REAL, Origin.SHIM]
+
+
+def test_the_real_mamba_ssm_works_without_its_compiled_part(python: Python, site: Site) -> None:
+    """Mamba-2 is in Triton; ``import mamba_ssm`` needs what only Mamba-1 computes with."""
+    site.install("mamba-ssm", {})
+    for name, text in {
+        "": "import selective_scan_cuda as below\nwhere = 'real'",
+        ".ops": "",
+        ".ops.triton": "",
+        ".ops.triton.ssd_combined": "from causal_conv1d.cpp_functions import "
+        "causal_conv1d_bwd_function, causal_conv1d_fwd_function, causal_conv1d_update_function",
+    }.items():
+        file = site.directory.joinpath("mamba_ssm", *name.split(".")[1:], "__init__.py")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    program = """
+import sys
+from importlib.metadata import version
+from accel_bridge.backends.cpu._backend import CpuBackend
+CpuBackend.hidden_modules = tuple(sys.argv[1:])
+import accel_bridge.auto
+import mamba_ssm, selective_scan_cuda
+import mamba_ssm.ops.triton.ssd_combined
+real = getattr(mamba_ssm, "where", None) == "real"
+print(real, version("mamba-ssm"), "accel_bridge" in selective_scan_cuda.__file__)
+"""
+    environ = {"ACCEL_BRIDGE_BACKEND": "cpu", "PYTHONPATH": str(site.directory)}
+    every = " ".join(CUDA_ONLY)
+    for hidden, said in (("", "True 1.0 True"), (every, f"False {MAMBA.version} True")):
+        done = python("-c", program, *hidden.split(), **environ)
+        assert done.stdout.splitlines() == [said], done.stderr[-2000:]
 
 
 @pytest.mark.parametrize("hidden", [(), ("partlib",)])

@@ -21,6 +21,12 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 - ``hopper``: ``bridge`` with the packages of the extra of that name, in ``--hopper DIRECTORY``.
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before DIRECTORY``.
 
+A pip-installed Megatron carries the training loop but no scripts: accel_bridge's own call it, which
+is all that they do. Hybrid models are trained by Megatron's own pretrain_hybrid.py the ways that
+are upstream's, from ``--scripts DIRECTORY``, which also holds hybrid_builders.py and
+model_provider.py; ``local`` is none of their ways. Where a real mamba_ssm is in PYTHONPATH, every
+way takes that.
+
 The rows of a model are measured one after the other, so that their ratios are those of one machine
 state. With ``--gpus N``, N models of one GPU run side by side, each on a GPU and on processor cores
 of its own; then N/2 models of two GPUs, and so on. With ``--together 3`` three trainings load at
@@ -42,12 +48,15 @@ import itertools
 import json
 import os
 import re
+import runpy
 import socket
 import statistics
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from step_parts import PROFILED, operations, profile_after
@@ -74,6 +83,8 @@ KEPT = (
 )
 #: The ways of which steps are profiled.
 EVIDENCE_WAYS = ("bridge", "hopper", "te")
+#: The argument that every hybrid model has.
+_HYBRID = "--hybrid-layer-pattern"
 
 
 @dataclass
@@ -115,20 +126,29 @@ def train() -> None:
     import torch
     from megatron.training import training
 
-    from accel_bridge.pretrain import pretrain_gpt
-
+    script = _script()
     wait("load")
     use_cores(OWN)
     if after := int(os.environ.get("BENCH_EVIDENCE", "0")):
         profile_after(training, after)
     wait_before_step(training, torch.cuda.synchronize)
     try:
-        pretrain_gpt.main()
+        script()
     finally:
         print(f"bench-peak {torch.cuda.max_memory_allocated()}", flush=True)
         (Path(os.environ[DIRECTORY]) / f"done.{os.environ['RANK']}").touch()
     sys.stdout.flush()
     os._exit(0)  # taking down process groups takes longer than the measured steps
+
+
+def _script() -> Callable[[], object]:
+    """What this process trains with: Megatron's own script if it is named, else ours."""
+    if script := os.environ.get("BENCH_SCRIPT"):
+        sys.path.append(str(Path(script).parent))
+        return partial(runpy.run_path, script, run_name="__main__")
+    from accel_bridge.pretrain import pretrain_gpt, pretrain_hybrid
+
+    return pretrain_hybrid.main if _HYBRID in sys.argv else pretrain_gpt.main
 
 
 def _set_document_length(document: int) -> None:
@@ -158,6 +178,8 @@ def training_of(model: str, way: str, options: argparse.Namespace) -> Training:
     else:
         launch = f"-m torch.distributed.run --standalone --nproc-per-node {ranks}"
         command[1:1] = launch.split()
+    if _is_upstreams(model, way):
+        environment["BENCH_SCRIPT"] = str(Path(options.scripts).resolve() / "pretrain_hybrid.py")
     if _profiled(model, way, options):
         environment["BENCH_EVIDENCE"] = str(_iterations(model, options))
     log = Path(options.out).resolve() / f"{model}-{way}.log"
@@ -171,6 +193,11 @@ def _iterations(model: str, options: argparse.Namespace) -> int:
 
 def _profiled(model: str, way: str, options: argparse.Namespace) -> bool:
     return way in EVIDENCE_WAYS and model in options.evidence.split(",")
+
+
+def _is_upstreams(model: str, way: str) -> bool:
+    """Whether Megatron's own script trains it."""
+    return way in ("local", "te") and _HYBRID in MODELS[model]
 
 
 def _gigabytes(model: str, way: str) -> float:
@@ -342,6 +369,7 @@ def main() -> None:
         "--hopper", help="directory in which the packages of [hopper] are installed"
     )
     parser.add_argument("--te", help="directory in which Transformer Engine is installed")
+    parser.add_argument("--scripts", help="directory of Megatron's own scripts, for hybrid models")
     parser.add_argument("--apex", type=Path, help="directory of Apex's sources, which te needs")
     parser.add_argument("--out", default=".", help="directory for logs and rows.json")
     parser.add_argument(
@@ -377,6 +405,8 @@ def main() -> None:
                 "gradients Transformer Engine is slower than its users see it"
             )
         options.apex = build_apex(options.apex, Path(options.out).resolve() / "apex")
+    if options.scripts is None and any(_is_upstreams(*pair) for pair in wanted):
+        parser.error("hybrid models: --scripts DIRECTORY must hold Megatron's pretrain_hybrid.py")
     options.pythons = {}
     if options.warm:
         ways = dict.fromkeys(way for _, way in wanted)

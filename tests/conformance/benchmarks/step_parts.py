@@ -53,12 +53,13 @@ def operations(arguments: str) -> dict[str, float]:
     """10^12 floating point operations of a step of a dense model, forward and backward.
 
     Attention counts what is not masked; its backward pass computes the scores once more. Nothing
-    for experts, latent attention and documents, whose sizes are no arguments.
+    for experts, latent attention, documents and patterns of layers, whose sizes are no arguments.
 
     :param arguments: Megatron's.
     """
     if re.search(
-        r"--(num-experts|multi-latent|experimental-attention|dataloader-inter)", arguments
+        r"--(num-experts|multi-latent|experimental-attention|dataloader-inter|hybrid-layer)",
+        arguments,
     ):
         return {}
     given = dict(re.findall(r"--([a-z-]+) \(?(\d+)", arguments))

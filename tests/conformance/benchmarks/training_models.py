@@ -123,6 +123,17 @@ _GPT_OSS = (
     + "--softmax-type learnable --window-size 128,0 --window-attn-skip-freq 2 "
     + _UNTIED
 )
+#: Eight of Nemotron-H-8B's 52 layers: Mamba-2, attention, MLP; no position embedding.
+_HYBRID = (
+    "--hybrid-layer-pattern M-M-M*-M --hidden-size 4096 --ffn-hidden-size 21504 "
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --kv-channels 128 "
+    "--mamba-num-heads 128 --mamba-head-dim 64 --mamba-num-groups 8 --mamba-state-dim 128 "
+    + _MODERN.replace("--swiglu", "--squared-relu")
+    + "--position-embedding-type none "
+    + _batch(8192, 1, 4)
+    + _UNTIED
+    + "--vocab-size 131071 "
+)
 _DELTA = (
     _sizes(8, 2048, 6144, 16, 4)
     + "--qk-layernorm "
@@ -178,6 +189,7 @@ MODELS: dict[str, str] = {
     "gpt-1.3b": "--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --bf16 "
     + _batch(2048, 4, 16),
     "delta-net": _DELTA,
+    "hybrid": _HYBRID,
     "gpt-124m-512": _GPT + "--bf16 " + _NO_DROPOUT,
     "gpt-124m-512-local-graph": _GPT
     + "--bf16 "
