@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import logging
 import sys
 import traceback
@@ -519,7 +520,13 @@ class PatchEngine:
         declared = None if patch.kind is Kind.ATTRIBUTE else signature(upstream)
         context = PatchContext(target.original, module, target.owner, self._host, patch, declared)
         new = patch.make(context)
-        if patch.kind is Kind.WRAP and isfunction(new) and not hasattr(new, "__wrapped__"):
+        if (
+            patch.kind is Kind.WRAP
+            and isfunction(new)
+            and not hasattr(new, "__wrapped__")
+            # What the original itself wraps: the two would lead to one another.
+            and inspect.unwrap(target.original, stop=lambda one: one is new) is not new
+        ):
             functools.update_wrapper(new, target.original)
         if patch.kind is not Kind.ATTRIBUTE:
             check_new(target, upstream, new)

@@ -71,3 +71,18 @@ def test_a_compiled_target(write: Writer) -> None:
         assert states(active) == {"p": State.REACHED}
     assert a.f is original
     torch._dynamo.reset()
+
+
+def test_a_patch_takes_the_compilation_away(write: Writer) -> None:
+    """What it returns is the function that was given to torch.compile."""
+    from accel_bridge.patches.jit import PATCHES
+
+    (made,) = (patch for patch in PATCHES if patch.id == "expert-bias")
+    name = write(a="import torch\n@torch.compile(backend='eager')\ndef f(x, y=1): return x * 2")
+    a = importlib.import_module(f"{name}.a")
+    original = a.f
+    with engine(make_patch(f"{name}.a:f", made.make)) as active:
+        assert a.f(3) == 6
+        assert not hasattr(a.f, "_torchdynamo_orig_callable")
+        assert states(active) == {"p": State.REACHED}
+    assert a.f is original
