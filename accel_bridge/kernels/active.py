@@ -26,6 +26,8 @@ class Features(Protocol):
     def cuda_graphs(self) -> bool: ...
     @property
     def tensors_on_host(self) -> bool: ...
+    @property
+    def triton(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,7 @@ class _NoFeatures:
     torch_compile: bool = False
     cuda_graphs: bool = False
     tensors_on_host: bool = False
+    triton: bool = False
 
 
 class Provider(Protocol):
@@ -69,6 +72,17 @@ def kernels() -> Kernels:
 def kernel(contract: Contract[P, R]) -> Kernel[P, R]:
     """The active backend's kernel for ``contract``, or the contract's reference."""
     return (_NONE if _provider is None else _provider.kernels).resolve(contract)
+
+
+def kernel_or_warning(contract: Contract[P, R], warning: str) -> Kernel[P, R]:
+    """As :func:`kernel`; where Triton has a device but the contract no kernel, it warns once.
+
+    :param warning: which library's kernels are faster than the reference, and how to get them.
+    """
+    found = kernel(contract)
+    if found.is_reference and features().triton:
+        log.warn_once(warning)
+    return found
 
 
 def attention_layout() -> Layout:

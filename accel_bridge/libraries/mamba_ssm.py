@@ -22,10 +22,15 @@ from accel_bridge.kernels import (
     SWIGLU,
     compute_dtype,
 )
-from accel_bridge.kernels.active import kernel
+from accel_bridge.kernels.active import kernel, kernel_or_warning
 from accel_bridge.libraries._library import LIBRARIES
 
 __version__ = LIBRARIES["mamba_ssm"].version
+
+_SLOW = (
+    "Mamba-2's scan runs in PyTorch's GEMMs; on an H200, mamba_ssm's own Triton kernels take a "
+    "sixth of the time. docs/libraries.md installs them without a compiler"
+)
 
 #: Public module -> the module that implements it, here this one, and its names.
 MODULES = {
@@ -426,7 +431,7 @@ def mamba_chunk_scan_combined(
     if initial_states is not None and seq_idx is not None:
         initial_states = initial_states * (seq_idx[:, 0] == 0)[:, None, None, None]
     log_decay = step * A.to(dtype)
-    scan = kernel(STATE_SPACE_SCAN)
+    scan = kernel_or_warning(STATE_SPACE_SCAN, _SLOW)
     output, state = scan(
         x,
         log_decay,

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pkgutil import resolve_name as load
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from ops_support import late
 from torch.nn import functional
+
+from accel_bridge.kernels import active
+from accel_bridge.process import log
 
 SHIMS = ("mamba_ssm", "selective_scan_cuda", "causal_conv1d")
 pytestmark = pytest.mark.usefixtures("shims")
@@ -468,3 +472,17 @@ def test_what_the_real_mamba_ssm_calls_of_the_convolution() -> None:
     stepped = step(rows, states[0], *leaves[1:], True, None, None)
     assert torch.equal(stepped, conv_update(rows, states[1], *leaves[1:], activation="silu"))
     assert torch.equal(*states)
+
+
+@pytest.mark.parametrize("triton", [False, True])
+def test_a_slow_scan_names_the_library_that_is_faster(
+    triton: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where Triton has a device, once."""
+    monkeypatch.setattr(active, "features", lambda: SimpleNamespace(triton=triton))
+    log.warn_once.cache_clear()
+    x, dt, A = torch.randn(1, 8, 2, 4), torch.rand(1, 8, 2), -torch.rand(2)
+    B, C = torch.randn(2, 1, 8, 1, 3)
+    for _ in range(2):
+        scan(x, dt, A, B, C, 4)
+    assert capsys.readouterr().err.count("mamba_ssm's own Triton kernels") == int(triton)

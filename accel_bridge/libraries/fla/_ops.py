@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.kernels import GATED_DELTA_RULE, STATE_SPACE_SCAN, compute_dtype
-from accel_bridge.kernels.active import kernel
+from accel_bridge.kernels.active import kernel_or_warning
 
 from ._modules import (
     check_packed,
@@ -21,6 +21,11 @@ from ._modules import (
     l2norm,
     refuse_context_parallel,
     sequence_ids,
+)
+
+_SLOW = (
+    "linear attention runs in PyTorch's GEMMs; on an H200, flash-linear-attention's Triton kernels "
+    "take a small part of the time: pip install flash-linear-attention (Hopper needs Triton 3.7.1)"
 )
 
 
@@ -98,7 +103,7 @@ def packed_rule(
     cu_seqlens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rule, sequence by sequence where states go in or come out; contiguous results."""
-    rule = kernel(GATED_DELTA_RULE)
+    rule = kernel_or_warning(GATED_DELTA_RULE, _SLOW)
     scale = k.shape[-1] ** -0.5 if scale is None else scale
     ids = None
     if cu_seqlens is None or (initial_state is None and not output_final_state):
@@ -331,7 +336,7 @@ def chunk_simple_gla(
     for part in (g, g_gamma):
         if part is not None:
             decay = decay + part.to(decay.dtype)
-    scan = kernel(STATE_SPACE_SCAN)
+    scan = kernel_or_warning(STATE_SPACE_SCAN, _SLOW)
     read = q * (k.shape[-1] ** -0.5 if scale is None else scale)
     if initial_state is not None and not state_v_first:
         initial_state = initial_state.transpose(-1, -2)
