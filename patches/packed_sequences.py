@@ -21,7 +21,7 @@ def packs_sequences(args: Any) -> bool:
     return any(getattr(args, name, False) for name in names)
 
 
-def _arguments() -> Any:
+def megatron_arguments() -> Any:
     """Megatron's arguments; None where only megatron.core is used."""
     loaded = sys.modules.get("megatron.training.global_vars")
     return getattr(loaded, "_GLOBAL_ARGS", None)
@@ -33,7 +33,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
         """Upstream's schedule; with packed sequences, for the one sequence that the rows form."""
         schedule: Callable[..., Any] = upstream(*args, **options)
-        if not packs_sequences(_arguments()):
+        if not packs_sequences(megatron_arguments()):
             return schedule
 
         @functools.wraps(schedule)
