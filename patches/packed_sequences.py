@@ -1,4 +1,4 @@
-"""Several sequences in a row of tokens, with pipeline stages.
+"""Several sequences in a row of tokens, with pipeline stages and context-parallel ranks.
 
 Legend: b micro batch, s sequence, h hidden size.
 """
@@ -10,8 +10,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
 from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching.host import ArgumentError, written
 
 
 def packs_sequences(args: Any) -> bool:
@@ -20,7 +21,7 @@ def packs_sequences(args: Any) -> bool:
     return any(getattr(args, name, False) for name in names)
 
 
-def _arguments() -> Any:
+def megatron_arguments() -> Any:
     """Megatron's arguments; None where only megatron.core is used."""
     loaded = sys.modules.get("megatron.training.global_vars")
     return getattr(loaded, "_GLOBAL_ARGS", None)
@@ -32,7 +33,7 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
         """Upstream's schedule; with packed sequences, for the one sequence that the rows form."""
         schedule: Callable[..., Any] = upstream(*args, **options)
-        if not packs_sequences(_arguments()):
+        if not packs_sequences(megatron_arguments()):
             return schedule
 
         @functools.wraps(schedule)
@@ -45,6 +46,52 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     return get_forward_backward_func
 
 
+def _make_partition(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    uses = ("batch", "cp_group", "use_per_sequence_balancing")
+    batch, cp_group, by_row = (context.argument(name) for name in uses)
+
+    def get_batch_on_this_cp_rank(*args: Any, **kwargs: Any) -> Any:
+        """Upstream's; a rank gets its parts of each document, as its layers take them."""
+        boundaries = batch.get(args, kwargs).get("cu_seqlens")
+        if by_row.get(args, kwargs) and boundaries is not None:
+            ranks = _size(cp_group.get(args, kwargs))
+            if ranks > 1:
+                check_divisible(boundaries, ranks)
+                changed = by_row.put(args, kwargs, False)
+                return upstream(*changed[0], **changed[1])
+        return upstream(*args, **kwargs)
+
+    return get_batch_on_this_cp_rank
+
+
+def _size(group: Any) -> int:
+    if group is None:
+        from megatron.core.parallel_state import get_context_parallel_group
+
+        group = get_context_parallel_group()
+    size: int = group.size()
+    return size
+
+
+def check_divisible(boundaries: Any, ranks: int) -> None:
+    """
+    :param boundaries: [1, documents + 1], where documents begin, and the last one's end.
+    :raises ArgumentError: a document is not two equal parts for each context-parallel rank.
+    """
+    lengths = boundaries.flatten().diff()
+    uneven = lengths[lengths % (2 * ranks) != 0]
+    if uneven.numel():
+        raise ArgumentError(
+            "Context-parallel ranks cannot divide a document.",
+            evidence=f"a document, or what a row has of it, is {int(uneven[0])} tokens long; each "
+            f"of {ranks} ranks computes with two equal parts",
+            next=f"make every document and --seq-length a multiple of {2 * ranks} tokens, or train "
+            f"without {written('context_parallel_size', ranks)} or without "
+            "--dataloader-inter-document-masking",
+        )
+
+
 PATCHES = (
     megatron_patch(
         id="packed-stages",
@@ -55,5 +102,20 @@ PATCHES = (
         "stages expect [s, b, h] from one another",
         removed_when="upstream's schedules know the shape of packed micro batches",
         loses="packed sequences with pipeline stages and a micro batch above 1 hit a shape error",
+    ),
+    megatron_patch(
+        id="packed-context",
+        target="megatron.core.utils:get_batch_on_this_cp_rank",
+        kind=Kind.WRAP,
+        make=_make_partition,
+        why="with --dataloader-inter-document-masking a context-parallel rank gets parts of the "
+        "whole row of tokens, but attention, state-space and delta layers take them for parts of "
+        "each document",
+        removed_when="upstream's layers and its batches divide documents in one way",
+        loses="trainings with --dataloader-inter-document-masking and --context-parallel-size "
+        "above 1 mix up their tokens and learn something else",
+        requires=f"{DISTRIBUTION}>=0.19",
+        elsewhere="before 0.19 Megatron does not mask documents so",
+        uses=("batch", "cp_group", "use_per_sequence_balancing"),
     ),
 )

@@ -26,7 +26,14 @@ if TYPE_CHECKING:
 _MODULES: Final = (
     *("arguments", "tokenizers", "dataset_helpers", "dist_checkpointing", "jit", "rng", "signals"),
     *("norm", "placement", "attention", "packed_sequences", "activation", "tensor_parallel"),
-    *("comm_gemm_overlap", "parameter_groups", "latent_gradients", "embedding", "cross_entropy"),
+    *(
+        "comm_gemm_overlap",
+        "parameter_groups",
+        "latent_gradients",
+        "delta_gradients",
+        "embedding",
+        "cross_entropy",
+    ),
     *("loss_gradient", "placeholders"),
     *(
         "linear_cross_entropy",

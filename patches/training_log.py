@@ -1,4 +1,4 @@
-"""Megatron's log line: the losses of the iterations that it names."""
+"""Megatron's log line: the losses of the iterations that it names, and of all stages' experts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches.packed_sequences import megatron_arguments
 from accel_bridge.patching import Kind, PatchContext
 
 
@@ -25,6 +26,22 @@ def _make(context: PatchContext) -> Callable[..., Any]:
     return training_log
 
 
+def _make_sizes(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    size = context.argument("num_layers")
+
+    def ensure_initialized(*args: Any, **kwargs: Any) -> Any:
+        """Upstream's zeros of a stage without experts, as many as one with experts records."""
+        given = megatron_arguments()
+        if given is None:
+            return upstream(*args, **kwargs)
+        layers = given.num_layers + (given.mtp_num_layers or 0)
+        changed = size.put(args, kwargs, layers)
+        return upstream(*changed[0], **changed[1])
+
+    return ensure_initialized
+
+
 PATCHES = (
     megatron_patch(
         id="first-logged-loss",
@@ -38,5 +55,18 @@ PATCHES = (
         requires="megatron-core>=0.16",
         elsewhere="before 0.16 the first iteration of a run has no line of its own",
         uses=("iteration", "is_first_iteration"),
+    ),
+    megatron_patch(
+        id="expert-metrics",
+        target="megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.ensure_initialized",
+        kind=Kind.WRAP,
+        make=_make_sizes,
+        why="stages sum the losses of their experts by layer; of a hybrid model, a stage without "
+        "experts makes one number for each layer with experts, the others one for each layer",
+        removed_when="upstream's training loop counts all layers, as its main does",
+        loses="hybrid models with experts wait forever where a pipeline stage has no experts",
+        requires="megatron-core>=0.18,<0.20",
+        elsewhere="Megatron 0.17 waits, too; others make as many numbers on every stage",
+        uses=("num_layers",),
     ),
 )

@@ -399,6 +399,7 @@ def mamba_chunk_scan_combined(
     dt_limit: tuple[float, float] = _NO_LIMIT,
     return_final_states: bool = False,
     return_varlen_states: bool = False,
+    state_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """The contract ``state_space_scan`` with ``log_decay = dt A``.
 
@@ -418,6 +419,8 @@ def mamba_chunk_scan_combined(
     :param return_final_states: also return the last state, [b, h, p, n] in float32.
     :param return_varlen_states: also return the last state of every packed sequence,
         [sequences, h, p, n], without gradients; b is 1.
+    :param state_dtype: how the real library's next release keeps the states between chunks, which
+        a product reads in C's dtype. Here they are float32 for any.
     :returns: [b, s, h, p], or that and the states.
     """
     dtype = compute_dtype(x)
@@ -478,6 +481,7 @@ def mamba_split_conv1d_scan_combined(
     headdim: int | None = None,
     ngroups: int = 1,
     norm_before_gate: bool = True,
+    state_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Convolution, scan, gated norm and output projection.
 
@@ -497,6 +501,7 @@ def mamba_split_conv1d_scan_combined(
     :param headdim: p, needed if ``D`` is [h].
     :param ngroups: g.
     :param norm_before_gate: see :func:`layernorm_fn`.
+    :param state_dtype: see :func:`mamba_chunk_scan_combined`.
     :returns: [b, s, m + h p], or [b, s, out]; with ``return_final_states`` also the last state.
     """
     assert activation in (None, "silu", "swish")
@@ -533,6 +538,7 @@ def mamba_split_conv1d_scan_combined(
         dt_softplus=True,
         dt_limit=dt_limit,
         return_final_states=True,
+        state_dtype=state_dtype,
     )
     output, state = found[0].flatten(2), found[1]
     if rmsnorm_weight is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pkgutil import resolve_name as load
 from types import SimpleNamespace
 from typing import Any
@@ -214,6 +215,20 @@ def test_packed_sequences_and_their_last_states() -> None:
         alone, state = scan(**own, chunk_size=16, dt_softplus=True, return_final_states=True)
         torch.testing.assert_close(output[:, part], alone, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(states[index], state[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_states_between_chunks_are_kept_wide_whatever_is_asked(dtype: torch.dtype) -> None:
+    """Megatron's --mamba-training-ssm-states-dtype looks for the parameter in both functions."""
+    split = load("mamba_ssm.ops.triton.ssd_combined:mamba_split_conv1d_scan_combined")
+    torch.manual_seed(0)
+    x, step = torch.randn(1, 300, 2, 4), torch.rand(1, 300, 2)
+    write, read, decay = torch.randn(1, 300, 1, 8), torch.randn(1, 300, 1, 8), -torch.rand(2)
+    plain = scan(x, step, decay, write, read, 128)
+    assert torch.equal(scan(x, step, decay, write, read, 128, state_dtype=dtype), plain)
+    mixed, bias, skip = torch.randn(1, 300, 34), torch.zeros(2), torch.ones(2)
+    split = partial(split, mixed, torch.randn(24, 4), None, bias, decay, skip, 128, headdim=4)
+    assert torch.equal(split(state_dtype=dtype), split())
 
 
 def test_an_initial_state_belongs_to_sequence_0() -> None:

@@ -34,6 +34,14 @@ def test_layouts_agree(layout: str, record: Record, agree: Agree) -> None:
     agree(one, record(*RUN, *layout.split(), processes=2, model="hybrid"))
 
 
+def test_heads_of_two_ranks_share_the_norm_of_a_delta_layer(record: Record, agree: Agree) -> None:
+    """Without sequence parallelism nothing of Megatron's sums its gradient."""
+    run = [*RUN, "--hybrid-layer-pattern", "MG*-", "--swiglu"]
+    split = "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 128".split()
+    one = record(*run, model="hybrid")
+    agree(one, record(*run, *split, processes=2, model="hybrid"))
+
+
 def test_an_injected_fault_is_caught_at_its_layer(record: Record) -> None:
     wrong = record(
         *RUN,

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accel_bridge.libraries.main_grad import placeholder
 from accel_bridge.patches import (
+    delta_gradients,
     latent_gradients,
     loss_gradient,
     optimizer,
@@ -59,6 +60,49 @@ def test_the_key_of_latent_attention_is_followed(
     new = patched(latent_gradients.PATCHES, Attention.__init__, id)
     monkeypatch.setattr(Attention, "__init__", new)
     assert len(Attention(ranks).linear_kv_down_proj._forward_hooks) == ranks - 1
+
+
+class Delta(torch.nn.Module):
+    def __init__(self, ranks: int, parallel: bool) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(tensor_model_parallel_size=ranks, sequence_parallel=parallel)
+        self.pg_collection = SimpleNamespace(tp="heads")
+        self.out_norm = torch.nn.LayerNorm(3)
+
+    def forward(self, heads: torch.Tensor) -> Any:
+        return self.out_norm(heads)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parallel", "times"), [(1, False, 1), (2, True, 1), (2, False, 2)]
+)
+def test_the_norm_of_a_delta_layer_gets_the_gradient_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, parallel: bool, times: int
+) -> None:
+    """In every step, and after its weights became others; sequence parallelism sums by itself."""
+
+    def double(tensor: torch.Tensor, group: object) -> None:
+        """Of two ranks with equal heads."""
+        assert group == "heads"
+        tensor.mul_(2)
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", double)
+    layers = []
+    for wrap in (False, True):
+        if wrap:
+            new = patched(delta_gradients.PATCHES[1:], Delta.__init__)
+            monkeypatch.setattr(Delta, "__init__", new)
+        torch.manual_seed(0)
+        layer = Delta(ranks, parallel)
+        heads = torch.randn(5, 3)
+        layer(heads).square().sum().backward()
+        layer.out_norm.weight = torch.nn.Parameter(layer.out_norm.weight.detach().clone())
+        for _ in range(2):
+            layer(heads).square().sum().backward()
+        layers.append(layer.out_norm)
+    plain, followed = layers
+    for one, other in zip(plain.parameters(), followed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad * times)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from patched_function import patched
 
 from accel_bridge.errors import BridgeError
@@ -113,7 +114,7 @@ def chosen(monkeypatch: pytest.MonkeyPatch, args: object) -> Any:
     module = ModuleType(name)
     module._GLOBAL_ARGS = args  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, name, module)
-    return patched(packed_sequences.PATCHES, lambda: schedule)()
+    return patched(packed_sequences.PATCHES, lambda: schedule, "packed-stages")()
 
 
 @pytest.mark.parametrize("flag", ["dataloader_inter_document_masking", "sft"])
@@ -128,6 +129,51 @@ def test_other_batches_keep_upstreams_schedule(
     monkeypatch: pytest.MonkeyPatch, args: object
 ) -> None:
     assert chosen(monkeypatch, args) is schedule
+
+
+def rows(
+    batch: dict[str, Any],
+    is_hybrid_cp: bool,
+    cp_group: Any = None,
+    use_per_sequence_balancing: bool = False,
+) -> str:
+    """Megatron's function: how it divides tokens among ranks."""
+    by_row = use_per_sequence_balancing or batch.get("cu_seqlens") is None
+    return "row" if by_row else "document"
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "ranks", "asked", "divided"),
+    [
+        ([0, 8, 24], 2, True, "document"),
+        ([0, 8, 23], 1, True, "row"),
+        (None, 2, True, "row"),
+        ([0, 8, 23], 2, False, "document"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_ranks_get_parts_of_each_document(
+    boundaries: list[int] | None, ranks: int, asked: bool, divided: str, named: bool
+) -> None:
+    partition = patched(packed_sequences.PATCHES, rows, "packed-context")
+    batch = {"cu_seqlens": None if boundaries is None else torch.tensor([boundaries])}
+    group = SimpleNamespace(size=lambda: ranks)
+    if named:
+        found = partition(batch, False, cp_group=group, use_per_sequence_balancing=asked)
+    else:
+        found = partition(batch, False, group, asked)
+    assert found == divided
+
+
+def test_a_document_that_ranks_cannot_divide_is_refused() -> None:
+    """Megatron computes something with it."""
+    partition = patched(packed_sequences.PATCHES, rows, "packed-context")
+    group = SimpleNamespace(size=lambda: 2)
+    batch = {"cu_seqlens": torch.tensor([[0, 8, 14, 24]])}
+    with pytest.raises(BridgeError, match="cannot divide a document") as caught:
+        partition(batch, False, group, True)
+    assert "6 tokens" in str(caught.value)
+    assert "multiple of 4 tokens" in str(caught.value)
 
 
 def make() -> None:

@@ -63,10 +63,29 @@ def test_a_line_that_closes_an_interval_starts_a_new_mean(
         seen.append(is_first_iteration)
 
     module = SimpleNamespace(get_args=lambda: SimpleNamespace(log_interval=interval))
-    made = patched(training_log.PATCHES, upstream, module=module)
+    made = patched(training_log.PATCHES, upstream, "first-logged-loss", module=module)
     made({}, iteration, is_first_iteration=first)
     made({}, iteration, first)
     assert seen == [passed, passed]
+
+
+@pytest.mark.parametrize(("predicted", "size"), [(None, 6), (2, 8)])
+def test_a_stage_without_experts_has_a_number_for_every_layer(
+    monkeypatch: pytest.MonkeyPatch, predicted: int | None, size: int
+) -> None:
+    """Stages with experts record so many, whatever the training loop counts."""
+
+    def upstream(self: object, name: str, num_layers: int, device: object = None) -> int:
+        return num_layers
+
+    made = patched(training_log.PATCHES, upstream, "expert-metrics")
+    name = "megatron.training.global_vars"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    assert made(None, "z_loss", 1) == 1
+    given = Namespace(num_layers=6, mtp_num_layers=predicted)
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(_GLOBAL_ARGS=given))
+    assert made(None, "z_loss", 1) == size
+    assert made(None, "z_loss", num_layers=2, device="cpu") == size
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ import math
 import random
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
+
+import hybrids
 
 COMMON: Final = """
 --hidden-size 64 --seq-length 64 --max-position-embeddings 64 --ffn-hidden-size 96
@@ -97,13 +99,6 @@ DROPPING: Final = (
     "--moe-expert-capacity-factor 0.8 --moe-pad-expert-input-to-capacity",
     "--moe-expert-capacity-factor 1.2 --moe-token-drop-policy position",
 )
-#: State-space models, of the names that every Megatron knows.
-HYBRID: Final = (
-    "--is-hybrid-model --mamba-state-dim 16 --mamba-head-dim 4 --mamba-num-groups 2",
-    "--spec megatron.core.models.mamba.mamba_layer_specs mamba_stack_spec",
-)
-PATTERNS: Final = ("M*M-", "M-*-", "MM*-", "M-M*", "MMMM")
-PATTERNS_OF_EXPERTS: Final = ("M*ME", "ME*E", "M*-E", "MEME")
 TRAINING: Final[Sequence[Sequence[str]]] = (
     ("--lr 3e-3 --min-lr 1e-4",),
     ("--lr-decay-style cosine --lr-decay-iters 10", "--lr-decay-style constant",
@@ -268,7 +263,9 @@ class Mixture:
 
     def words(self) -> list[str]:
         """What all its runs have in common."""
-        return [*COMMON, *" ".join((*self.what, self.precision)).split()]
+        made = hybrids.DOCUMENTS not in self.what
+        common = [word for word in COMMON if made or word != "--mock-data"]
+        return [*common, *" ".join((*self.what, self.precision)).split()]
 
 
 def draw(
@@ -293,7 +290,9 @@ def draw(
         word = source.choice([text for text in choices if text == "-" or can(text)] or ["-"])
         return "" if word == "-" else word
 
-    latent, routed = source.random() < 0.25 and not hybrid, source.random() < 0.45
+    # Of a hybrid model's layers, latent attention is one since 0.19, as this flag is.
+    may_be_latent = not hybrid or can("--mamba-training-ssm-states-dtype")
+    latent, routed = source.random() < 0.25 and may_be_latent, source.random() < 0.45
     tables = [*MODEL, *(LATENT_ATTENTION if latent else ATTENTION), *(ROUTED if routed else ())]
     what = [one_of(choices) for choices in [*tables, *TRAINING]]
     alone = routed and source.random() < 0.1
@@ -301,12 +300,12 @@ def draw(
         what.append(one_of(DROPPING))
     what = [text for text in what if text and (routed or "--moe" not in text)]
     if hybrid:
-        pattern = source.choice(PATTERNS_OF_EXPERTS if routed else PATTERNS)
         what = [text for text in what if "--mtp" not in text and "--moe-layer-freq" not in text]
-        bias = "--disable-bias-linear" if routed and "--disable-bias" not in " ".join(what) else ""
-        words = " ".join((*HYBRID, "--hybrid-override-pattern", pattern, bias)).split()
-        # A newer Megatron sees from the pattern what the model is.
-        what.append(" ".join(word for word in words if word != "--is-hybrid-model" or can(word)))
+        words = hybrids.words_of(source, can, routed, latent)
+        if "--swiglu" in " ".join(words):
+            what = [text for text in what if text not in MODEL[2]]
+        bias = routed and "--disable-bias-linear" not in " ".join(what)
+        what += [*["--disable-bias-linear"] * bias, *words]
     text, saved = " ".join(what), 0.3
     if "--moe-shared-expert" in text and "--disable-bias" not in text:
         what.append("--disable-bias-linear")
@@ -330,9 +329,18 @@ def draw(
         return [one for one in layouts if not any(word in one.flags for word in words)]
 
     if hybrid:
-        layouts = without("virtual", "-layout", "decoder-first")
+        # A projection is saved by its parts, which a part of it has not.
+        layouts = without("virtual", "-layout", "decoder-first", "fsdp2")
+        layouts = without("tensor") if "--mamba-num-groups 1" in text else layouts
+        neutral += [more for more in hybrids.NEUTRAL if can(more)]
     banned = [] if routed else ["moe"]
     banned += [] if latent else ["mla"]
+    if hybrids.DOCUMENTS in text:
+        banned += ["mem-eff", "deterministic"]
+        # Megatron's scripts give stages between the first and the last no documents.
+        layouts = [one for one in layouts if "pipeline" not in one.flags]
+    if "--moe-router-dtype fp64" in text:
+        banned.append("router-fusion")
     if "--optimizer sgd" in text:
         banned, saved = [*banned, "distributed"], 0.0
         # Transformer Engine's asks its first parameter for the device: a stage without experts
@@ -367,8 +375,17 @@ def draw(
     for _ in range(variants):
         saving = one_of(SAVING) if source.random() < saved else None
         more = tuple(source.sample(neutral, min(len(neutral), source.choice((0, 1, 2, 3, 4)))))
-        found.append(Variant(source.choice(layouts), more, saving))
+        layout = source.choice(layouts)
+        if hybrid and "--hybrid-layer-pattern" in text:
+            stages = hybrids.stages(source, text.split()[-1], layout.flags)
+            layout = replace(layout, flags=layout.flags + stages)
+        found.append(Variant(layout, more, saving))
     precision = source.choice([text for text in PRECISIONS if can(text)])
+    if hybrid:
+        # Transformer Engine's projections take no residual that is wider than they are.
+        precision = precision.replace(" --fp32-residual-connection", "")
+    if "--fp8" in precision:
+        what = hybrids.for_fp8(what)
     if "--calculate-per-token-loss" in text:
         # Sums of all tokens' gradients, times the scale, are too large for float16.
         precision = precision.replace("--initial-loss-scale 1024", "--initial-loss-scale 1")

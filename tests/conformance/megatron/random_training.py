@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import hybrids
 import megatron_programs
 from cells import error_in
 from megatron_programs import Trainer
@@ -74,6 +75,8 @@ def main() -> int:
         for seed in range(int(first), int(last or first) + 1):
             mixture = draw(seed, known, asked.variants, asked.hybrid)
             with tempfile.TemporaryDirectory(dir=name) as directory:
+                if hybrids.DOCUMENTS in mixture.what:
+                    hybrids.write_documents(Path(directory) / "documents")
                 judge = Rehearsed if asked.rehearse else Try
                 for line in judge(trainer, mixture, Path(directory), logs).lines():
                     counts[line.split()[1]] += 1

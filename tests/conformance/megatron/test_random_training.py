@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import hybrids
 from megatron_programs import Trainer
 from mixtures import LAYOUTS, MODEL, NEUTRAL, Mixture, draw
 from parity.made import Change, recording
@@ -30,6 +31,40 @@ def test_a_seed_is_one_mixture_of_known_flags() -> None:
     # What a model with predicted tokens needs is added, known or not.
     assert flags <= {*KNOWN, "--position-embedding-type"}
     assert all(variant.layout in LAYOUTS for variant in mixture.variants)
+
+
+NEWER = {
+    word: []
+    for text in (hybrids.SPEC, hybrids.PRODUCT, hybrids.DOCUMENTS, *hybrids.NEUTRAL)
+    for word in text.split()
+    if word[:2] == "--"
+}
+
+
+def test_a_hybrid_model_is_divided_at_its_layers() -> None:
+    known = KNOWN | NEWER | {"--hybrid-layer-pattern": [], "--pipeline-model-parallel-size": []}
+    seen = set()
+    for mixture in (draw(seed, known, 5, hybrid=True) for seed in range(60)):
+        pattern = mixture.words()[mixture.words().index("--hybrid-layer-pattern") + 1]
+        seen.add(hybrids.DOCUMENTS in mixture.what)
+        assert (hybrids.DOCUMENTS in mixture.what) != ("--mock-data" in mixture.words())
+        for variant in mixture.variants:
+            words = variant.words()
+            staged = "--pipeline-model-parallel-size" in words
+            assert ("--hybrid-layer-pattern" in words) is staged
+            if staged:
+                divided = words[words.index("--hybrid-layer-pattern") + 1]
+                assert divided.replace("|", "") == pattern
+                assert divided.count("|") in (1, 3)
+                assert "||" not in divided
+                seen.add("stages")
+    assert seen == {True, False, "stages"}
+
+
+def test_with_fp8_a_hybrid_models_layers_have_rows_in_sixteens() -> None:
+    what = ["--swiglu", hybrids.STATE_SPACES[2], hybrids.DELTA_RULES[-1]]
+    found = hybrids.for_fp8(what)
+    assert found == ["--swiglu", hybrids.STATE_SPACES[0], hybrids.DELTA_RULES[0]]
 
 
 def test_values_that_a_megatron_does_not_know_are_not_drawn() -> None:
