@@ -194,6 +194,7 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "examples": examples_table,
     "torch_npu": torch_npu_table,
     "speed": result("speed_table"),
+    "speed_notes": result("speed_notes"),
     "step_time": result("time_sentence"),
     "frameworks": result("frameworks_table"),
     **{name: result("stated", name) for name in ("frameworks_left", "suites", "parity")},

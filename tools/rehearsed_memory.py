@@ -49,7 +49,8 @@ def rehearse(model: str) -> tuple[float, dict[str, Any]]:
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "accel_bridge", "rehearse", "--device", "h200"]
         command += ["--json", file.name, "--", "torchrun", f"--nproc-per-node={gpus}"]
-        command += ["-m", "accel_bridge.pretrain.pretrain_gpt", *arguments]
+        script = "hybrid" if "--hybrid-layer-pattern" in arguments else "gpt"
+        command += ["-m", f"accel_bridge.pretrain.pretrain_{script}", *arguments]
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         text = Path(file.name).read_text()
     if not text:

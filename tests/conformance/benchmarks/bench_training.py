@@ -19,13 +19,15 @@ Megatron's own count; memory is the largest ``torch.cuda.max_memory_allocated`` 
 - ``logits``: ``bridge`` with the logits of all tokens, where it leaves them out.
 - ``beside``: the same with the real Transformer Engine installed.
 - ``hopper``: ``bridge`` with the packages of the extra of that name, in ``--hopper DIRECTORY``.
+- ``triton``: ``bridge`` with mamba_ssm that was installed without its compiled part in ``--triton
+  DIRECTORY``; ``te`` takes it, too, and beside it causal_conv1d, compiled, and selective_scan_cuda
+  (an empty module does: Mamba-2 calls nothing of it) from the directory ``--te``.
 - ``before``: ``bridge`` with another accel_bridge, installed in ``--before DIRECTORY``.
 
 A pip-installed Megatron carries the training loop but no scripts: accel_bridge's own call it, which
 is all that they do. Hybrid models are trained by Megatron's own pretrain_hybrid.py the ways that
 are upstream's, from ``--scripts DIRECTORY``, which also holds hybrid_builders.py and
-model_provider.py; ``local`` is none of their ways. Where a real mamba_ssm is in PYTHONPATH, every
-way takes that.
+model_provider.py; ``local`` is none of their ways.
 
 The rows of a model are measured one after the other, so that their ratios are those of one machine
 state. With ``--gpus N``, N models of one GPU run side by side, each on a GPU and on processor cores
@@ -238,6 +240,8 @@ def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
         # What the packages' .pth file adds where they are installed.
         packages = [options.hopper, f"{options.hopper}/nvidia_cutlass_dsl/dsl_packages"]
         environment["PYTHONPATH"] = ":".join([*packages, os.environ.get("PYTHONPATH", "")])
+    if way in ("triton", "te") and options.triton:
+        environment["PYTHONPATH"] = f"{options.triton}:{environment.get('PYTHONPATH', '')}"
     if way == "before":
         environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
     return environment
@@ -368,6 +372,7 @@ def main() -> None:
     parser.add_argument(
         "--hopper", help="directory in which the packages of [hopper] are installed"
     )
+    parser.add_argument("--triton", help="directory in which mamba_ssm is installed")
     parser.add_argument("--te", help="directory in which Transformer Engine is installed")
     parser.add_argument("--scripts", help="directory of Megatron's own scripts, for hybrid models")
     parser.add_argument("--apex", type=Path, help="directory of Apex's sources, which te needs")

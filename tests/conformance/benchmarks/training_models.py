@@ -230,5 +230,6 @@ WAYS = {
     "beside": "",
     "before": "",
     "hopper": "",
+    "triton": "",
     "te": f"{_FUSED_LOSS} --no-masked-softmax-fusion --attention-backend fused",
 }
