@@ -54,7 +54,7 @@ _LOADED: Final = (
     ),
     (
         re.compile(
-            r"KeyError: ['\"](optimizer\b|distrib_optim_sharding_type)|"
+            r"KeyError: ['\"](optimizer\b|distrib_optim_sharding_type)|flattened_range is not sup|"
             r"Could not find parameter group|Expected \d+ entries in state dict"
         ),
         "give the precision, expert parallel size and --use-distributed-optimizer of the run that "

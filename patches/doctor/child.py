@@ -59,6 +59,7 @@ class Reader:
             ("configure", self._configure),
             ("tokenizer", self._tokenizer),
             ("memory", self._memory),
+            ("checkpoint", self._checkpoint),
         )
         for name, step in steps:
             self._write(stage=name)
@@ -189,6 +190,12 @@ class Reader:
                 memory=int(float(total[1]) * _MB),
                 parameters=int(float(count[1]) * 1e9) if count else None,
             )
+
+    def _checkpoint(self) -> None:
+        from accel_bridge.patches.doctor.resume import differences
+
+        for what, evidence, next in differences(self.args):
+            self._finding(what, evidence, next)
 
     def _plain(self) -> None:
         plain = {name: _plain_value(value) for name, value in vars(self.args).items()}

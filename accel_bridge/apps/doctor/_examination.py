@@ -186,7 +186,7 @@ _HARDWARE: Final = Check(
 _ARGUMENTS: Final = Check(
     "arguments",
     "Training",
-    "arguments that the installed framework refuses or changes",
+    "arguments that the framework refuses or changes, or that the checkpoint of --load has otherwise",
     lambda machine: (),
     with_run=True,
 )
