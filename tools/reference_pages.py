@@ -57,7 +57,8 @@ _MODULES: Final = {
 _OURS: Final = frozenset(
     (
         "Chosen Fit SourceTree Verdict against_tree against_version armed choose draft "
-        "known_versions made_for check_zstd current_plan machine set_plan"
+        "known_versions made_for check_zstd current_plan machine set_plan "
+        "Attend Layout check_convolution group_size saves_memory smoothing_weight watch_kernels"
     ).split()
 )
 

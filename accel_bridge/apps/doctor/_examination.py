@@ -186,7 +186,7 @@ _HARDWARE: Final = Check(
 _ARGUMENTS: Final = Check(
     "arguments",
     "Training",
-    "arguments that the framework refuses or changes, or that the checkpoint of --load has otherwise",
+    "arguments that the framework refuses or changes, or that the checkpoint in --load contradicts",
     lambda machine: (),
     with_run=True,
 )
