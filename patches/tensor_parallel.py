@@ -1,5 +1,6 @@
 """Tensor parallelism: operations of one rank that would pass a tensor unchanged, sums over ranks,
-the gradient of an output layer that is in ``main_grad`` already, and weights that every rank has.
+the gradient of an output layer that is in ``main_grad`` already, and weights that every rank has,
+or a part of, or that expert-parallel ranks have.
 """
 
 from __future__ import annotations
@@ -143,4 +144,46 @@ _DUPLICATED = (
     ),
 )
 
-PATCHES = (*_REGIONS, *_REDUCE, *_WEIGHT_GRADIENT, *_DUPLICATED)
+
+def _make_experts(context: PatchContext) -> Callable[..., Any]:
+    upstream = context.original
+    self = context.argument("self")
+
+    def init(*args: Any, **kwargs: Any) -> None:
+        """As upstream; experts are marked as Megatron marks them itself since 0.19."""
+        upstream(*args, **kwargs)
+        layer = self.get(args, kwargs)
+        config = layer.config
+        ranks = config.expert_tensor_parallel_size
+        apart = config.expert_model_parallel_size > 1 or ranks != config.tensor_model_parallel_size
+        for name, parameter in layer.experts.named_parameters():
+            parameter.allreduce = not apart
+            second = "linear_fc2" in name
+            has_whole = ranks > 1 and second and name.rpartition(".")[2].startswith("bias")
+            if not (has_whole or getattr(parameter, "tensor_model_parallel", False)):
+                parameter.tensor_model_parallel = True
+                parameter.partition_dim = int(second)
+                parameter.partition_stride = 1
+
+    return init
+
+
+_EXPERTS = (
+    megatron_patch(
+        id="expert-weights",
+        target="megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
+        requires="megatron-core>=0.12,<0.19",
+        elsewhere="since 0.19 Megatron marks the weights of experts itself",
+        kind=Kind.WRAP,
+        make=_make_experts,
+        why="gradients of experts whose tensor parallelism is not that of attention are not summed "
+        "over the ranks that have the same ones, and those of grouped experts count on one "
+        "tensor-parallel rank only in the norm by which gradients are clipped",
+        removed_when="Megatron before 0.19 is not supported",
+        loses="experts learn from a part of the tokens with --expert-tensor-parallel-size below "
+        "--tensor-model-parallel-size, and gradients are clipped less than in one process",
+        uses=("self",),
+    ),
+)
+
+PATCHES = (*_REGIONS, *_REDUCE, *_WEIGHT_GRADIENT, *_DUPLICATED, *_EXPERTS)

@@ -44,6 +44,51 @@ def test_a_duplicated_weight_is_no_part(mode: str, is_part: bool) -> None:
     assert param_is_not_tensor_parallel_duplicate(layer.weight, second) is is_part
 
 
+class Experts(torch.nn.Module):
+    """A layer's experts as Megatron before 0.19 leaves them beside Transformer Engine's layers."""
+
+    def __init__(self, parallel: int, ranks: int) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(
+            tensor_model_parallel_size=2,
+            expert_model_parallel_size=parallel,
+            expert_tensor_parallel_size=ranks,
+        )
+        self.router = torch.nn.Linear(2, 2)
+        names = ("linear_fc1", "linear_fc2")
+        self.experts = torch.nn.ModuleDict({name: torch.nn.Module() for name in names})
+        for layer in self.experts.values():
+            for name in ("weight0", "bias0"):
+                setattr(layer, name, torch.nn.Parameter(torch.zeros(2)))
+        for parameter in self.experts.parameters():
+            vars(parameter)["allreduce"] = parallel == 1
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(
+    ("parallel", "ranks", "apart", "not_counted"),
+    [(1, 2, False, {"linear_fc2.bias0"}), (2, 1, True, set()), (1, 1, True, set())],
+)
+def test_the_gradients_of_experts_are_summed_and_counted(
+    monkeypatch: pytest.MonkeyPatch, parallel: int, ranks: int, apart: bool, not_counted: set[str]
+) -> None:
+    """Over the ranks that have the same experts, and on every rank that has others or parts."""
+    from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
+
+    new = patched(tensor_parallel.PATCHES, Experts.__init__, "expert-weights")
+    monkeypatch.setattr(Experts, "__init__", new)
+    layer = Experts(parallel, ranks)
+    second: Any = SimpleNamespace(rank=lambda: 1)
+    found = dict(layer.experts.named_parameters())
+    assert [vars(one)["allreduce"] for one in found.values()] == [not apart] * 4
+    assert not_counted == {
+        name
+        for name, one in found.items()
+        if not param_is_not_tensor_parallel_duplicate(one, second)
+    }
+    assert not hasattr(layer.router.weight, "allreduce")
+
+
 class Attention(torch.nn.Module):
     def __init__(self, ranks: int) -> None:
         super().__init__()
