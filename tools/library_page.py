@@ -44,6 +44,7 @@ as it is; where there is none at all, Megatron's local spec is chosen.
 On CUDA, mamba_ssm without its compiled part is used as it is: Mamba-2's kernels are in Triton, and
 shims serve what they need below them. Without a compiler it is installed by:
 
+<!-- not run: for CUDA -->
 ```bash
 MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE \\
     pip install --no-deps --no-build-isolation mamba-ssm && pip install einops transformers
