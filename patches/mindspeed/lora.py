@@ -13,6 +13,7 @@ from typing import Any, Final
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.checkpoints import TRACKER, checkpoint_of
 from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
+from accel_bridge.patches.packed_sequences import megatron_arguments
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import ArgumentError, Host
 
@@ -212,9 +213,7 @@ def _make_build(context: PatchContext) -> Callable[..., Any]:
 
     def build_distributed_models(*args: Any, **options: Any) -> Any:
         """As upstream; the parts of the model get adapters before they are wrapped."""
-        from megatron.training import get_args
-
-        training = get_args()
+        training = megatron_arguments()  # None of frameworks that build models themselves
         lora = asked(training)
         if lora is None:
             return upstream(*args, **options)

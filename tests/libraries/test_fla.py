@@ -91,11 +91,13 @@ def test_two_tokens_by_hand() -> None:
 
 @pytest.mark.parametrize("states", [False, True])
 def test_packed_sequences(states: bool) -> None:
-    given, ends = inputs(1, 100), [0, 7, 7, 64, 100]
+    given, ends = inputs(1, 103), [0, 7, 7, 64, 100]  # a batch may be filled up behind the last
     initial = torch.randn(4, 4, 6, 5) if states else None
     options = {"initial_state": initial, "output_final_state": states}
     cu_seqlens = torch.tensor(ends)
     found = chunked(**given, **options, cu_seqlens=cu_seqlens)
+    by_step = recurrent(**given, **options, cu_seqlens=cu_seqlens)
+    assert found[0].shape == by_step[0].shape == given["v"].shape
     tensors = ("q", "k", "v", "g", "beta")
     for index in (0, 2, 3):
         part = slice(ends[index], ends[index + 1])
@@ -211,8 +213,8 @@ def test_the_delta_product_writes_several_times(cu_seqlens: list[int] | None) ->
 def test_the_convolution_of_packed_sequences(states: bool) -> None:
     torch.manual_seed(0)
     convolution = load("fla.modules.convolution:causal_conv1d")
-    x, weight, bias = torch.randn(1, 20, 6), torch.randn(6, 4), torch.randn(6)
-    residual, ends = torch.randn(1, 20, 6), [0, 2, 2, 13, 20]
+    x, weight, bias = torch.randn(1, 23, 6), torch.randn(6, 4), torch.randn(6)
+    residual, ends = torch.randn(1, 23, 6), [0, 2, 2, 13, 20]
     initial = torch.randn(4, 6, 4) if states else None
     options = {"activation": "silu", "output_final_state": states}
     output, final = convolution(

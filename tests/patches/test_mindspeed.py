@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from patched_function import patched
 from plugin_site import Python
 
 from accel_bridge.errors import SelectionError
 from accel_bridge.patches.mindspeed import _delegation as mindspeed
+from accel_bridge.patches.mindspeed import lora
 from accel_bridge.plugins.adaptors import Delegation, choose_delegation
 
 pytestmark = pytest.mark.slow  # each case is a process that activates
@@ -316,3 +319,13 @@ def test_every_kept_patch_exists() -> None:
 
     ids = {patch.id for patch in accel_bridge_patches(CpuBackend())}
     assert set() == mindspeed.KEPT - ids
+
+
+def test_a_framework_that_has_no_arguments_of_megatrons_builds_its_model() -> None:
+    """Models are also built where megatron.training has parsed nothing."""
+
+    def upstream(pre_wrap_hook: Any = None) -> Any:
+        return pre_wrap_hook
+
+    build = patched(lora.PATCHES, upstream, "lora-builder")
+    assert build(pre_wrap_hook="the caller's own") == "the caller's own"

@@ -35,6 +35,13 @@ def each_sequence(cu_seqlens: torch.Tensor) -> Iterator[slice]:
     return (slice(*pair) for pair in pairwise(ends))
 
 
+def side_by_side(outputs: list[torch.Tensor], length: int) -> torch.Tensor:
+    """The sequences' outputs as [1, t, ...]; zeros for tokens that lie behind the last one."""
+    output = torch.cat(outputs, 1)
+    missing = length - output.shape[1]
+    return functional.pad(output, (0, 0) * (output.dim() - 2) + (0, missing)) if missing else output
+
+
 def check_packed(
     tokens: torch.Tensor, cu_seqlens: torch.Tensor | None, initial_state: torch.Tensor | None
 ) -> None:
@@ -150,7 +157,9 @@ def _with_states(
     count, _, width = states.shape
     number = torch.arange(count, device=x.device)
     ids = sequence_ids(cu_seqlens, x.shape[1])[0].long()
-    places = torch.arange(x.shape[1], device=x.device) + (ids + 1) * width
+    # What lies behind the last sequence has no state of its own before it.
+    behind = (ids + 1).clamp(max=count)
+    places = torch.arange(x.shape[1], device=x.device) + behind * width
     begins = cu_seqlens[:-1] + number * width
     before = begins.unsqueeze(1) + torch.arange(width, device=x.device)
     rows = torch.cat((states.transpose(1, 2).flatten(0, 1).to(x.dtype), x[0]))

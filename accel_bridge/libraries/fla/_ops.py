@@ -21,6 +21,7 @@ from ._modules import (
     l2norm,
     refuse_context_parallel,
     sequence_ids,
+    side_by_side,
 )
 
 _SLOW = (
@@ -117,7 +118,8 @@ def packed_rule(
         own = None if initial_state is None else initial_state[index : index + 1]
         tensors = (tensor[:, part] for tensor in (q, k, v, g, beta))
         found.append(rule(*tensors, scale=scale, initial_state=own))
-    return torch.cat([output for output, _ in found], 1), torch.cat([state for _, state in found])
+    output = side_by_side([output for output, _ in found], v.shape[1])
+    return output, torch.cat([state for _, state in found])
 
 
 def check_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -233,7 +235,7 @@ def fused_recurrent_gated_delta_rule(
             state = state + k_t.unsqueeze(-1) * update.unsqueeze(-2)
             outputs.append((state * q_t.unsqueeze(-1)).sum(-2))
         states.append(state)
-    output = torch.stack(outputs, 1).to(v.dtype)
+    output = side_by_side([torch.stack(outputs, 1)], v.shape[1]).to(v.dtype)
     if not output_final_state:
         return output, None
     final = torch.cat(states)
@@ -351,7 +353,7 @@ def chunk_simple_gla(
             own = None if initial_state is None else initial_state[index : index + 1]
             tensors = (tensor[:, part_of] for tensor in (v, decay, k, read))
             found.append(scan(*tensors, initial_state=own))
-        output = torch.cat([part for part, _ in found], 1)
+        output = side_by_side([part for part, _ in found], v.shape[1])
         state = torch.cat([part for _, part in found])
     if not output_final_state:
         return output.contiguous(), None
