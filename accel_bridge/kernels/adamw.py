@@ -63,6 +63,12 @@ def adamw_reference(
         parameter.addcdiv_(moment, (square.sqrt() / correction).add_(options.eps), value=-rate)
 
 
+def scale_in_place(gradients: Sequence[torch.Tensor], scale: torch.Tensor | None) -> None:
+    """Scale the gradients for an operator that has no ``scale`` of its own."""
+    if scale is not None and gradients:
+        torch._foreach_mul_(list(gradients), scale.reshape(()))
+
+
 ADAMW = Contract(
     name="adamw",
     reference=adamw_reference,

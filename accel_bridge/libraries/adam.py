@@ -17,6 +17,7 @@ import torch
 
 from accel_bridge.kernels import ADAMW, AdamWOptions
 from accel_bridge.kernels.active import kernel
+from accel_bridge.kernels.adamw import scale_in_place
 from accel_bridge.libraries.tensor_lists import TensorLists, store
 
 Tensors = Sequence[torch.Tensor]
@@ -77,8 +78,7 @@ def adam(
     if not coupled and all_float(gradients, weights, first, second):
         step(weights, gradients, first, second, options, scale)
     else:
-        if scale is not None and gradients:
-            torch._foreach_mul_(list(gradients), scale.reshape(()))
+        scale_in_place(gradients, scale)
         for part in batches(weights):
             lists = [tensors[part] for tensors in (weights, gradients, first, second)]
             wide = [[tensor.detach().float() for tensor in tensors] for tensors in lists]

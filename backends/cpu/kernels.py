@@ -37,6 +37,7 @@ from accel_bridge.kernels import (
     reference_kernel,
     smoothing_weight,
 )
+from accel_bridge.kernels.adamw import scale_in_place
 
 
 def layer_norm(
@@ -132,8 +133,7 @@ def adamw(
     scale: torch.Tensor | None = None,
 ) -> None:
     """The contract ``adamw``."""
-    if scale is not None:
-        torch._foreach_mul_(list(gradients), scale.reshape(()))
+    scale_in_place(gradients, scale)
     given = (parameters, gradients, first_moments, second_moments)
     # torch's one pass takes memory as it lies, without a look at strides.
     dense = [[tensor.contiguous() for tensor in tensors] for tensors in given]

@@ -8,6 +8,7 @@ from typing import Final
 import torch
 
 from accel_bridge.kernels import ADAMW, AdamWOptions
+from accel_bridge.kernels.adamw import scale_in_place
 
 
 @torch.no_grad()
@@ -22,8 +23,7 @@ def adamw(
     """The contract ``adamw``."""
     if not parameters:
         return
-    if scale is not None:
-        torch._foreach_mul_(list(gradients), scale.reshape(()))
+    scale_in_place(gradients, scale)
     # torch_npu subtracts 1 again and does not write to the step.
     count = torch.tensor(float(options.step), device=parameters[0].device)
     torch._fused_adamw_(

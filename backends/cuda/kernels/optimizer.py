@@ -9,6 +9,7 @@ import torch
 
 from accel_bridge.backends.cuda.kernels._choice import LARGE, missing
 from accel_bridge.kernels import ADAMW, AdamWOptions
+from accel_bridge.kernels.adamw import scale_in_place
 
 
 @torch.no_grad()
@@ -29,8 +30,7 @@ def adamw(
 
         if by_triton.adamw(lists, options, scale):
             return
-    if scale is not None:
-        torch._foreach_mul_(list(gradients), scale.reshape(()))
+    scale_in_place(gradients, scale)
     # The operator needs a step for each tensor and only reads it: one tensor serves all.
     step = torch.full((), float(options.step), device=parameters[0].device)
     torch._fused_adamw_(

@@ -69,9 +69,14 @@ def needs_fp8(layer: Any, states: Any) -> bool:
     )
 
 
+def is_above_our_extension() -> bool:
+    """Whether Transformer Engine runs on accel_bridge's extension, not on NVIDIA's."""
+    return isinstance(sys.modules.get(EXTENSION), Extension)
+
+
 def can_quantize(states: Any) -> bool:
     """Whether FP8 is on, and quantizers are those of accel_bridge's extension."""
-    return bool(states.is_fp8_enabled()) and isinstance(sys.modules.get(EXTENSION), Extension)
+    return bool(states.is_fp8_enabled()) and is_above_our_extension()
 
 
 def is_alone(layer: Any) -> bool:

@@ -6,17 +6,16 @@ Such a step can clip the gradients, too, which then are not read and written onc
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
 
+from accel_bridge.kernels.adamw import scale_in_place
 from accel_bridge.libraries.adam import adam, numbers_of
-from accel_bridge.libraries.transformer_engine_torch._loader import EXTENSION, Extension
-from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN
+from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN, is_above_our_extension
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 #: Name of the number of tensors above which Transformer Engine makes several calls.
@@ -36,10 +35,10 @@ def clip_in_step(
 
     :param max_norm: largest norm of the gradients that is left as it is.
     :param total_norm: their norm: a number, or float32 [1] on their device.
-    :returns: False if there is no such optimizer, or its step goes another way; nothing is done.
+    :returns: False if there is no such optimizer; nothing is done.
     """
     optimizer = next((one for one in _scales if _has_just(one, parameters)), None)
-    if optimizer is None or _lists(optimizer) is None:
+    if optimizer is None:
         return False
     scale = max_norm / (total_norm + 1.0e-6)
     if isinstance(scale, torch.Tensor):
@@ -51,8 +50,12 @@ def clip_in_step(
 
 
 def _has_just(optimizer: Any, parameters: Sequence[torch.Tensor]) -> bool:
-    own = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    own = _parameters(optimizer)
     return all(one is other for one, other in zip_longest(own, parameters))
+
+
+def _parameters(optimizer: Any) -> Iterator[torch.Tensor]:
+    return chain.from_iterable(group["params"] for group in optimizer.param_groups)
 
 
 def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
@@ -69,11 +72,10 @@ def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
         found = None if closure is not None or grad_scaler is not None else _lists(self)
         if found is None or (most is not None and any(len(one[0]) > most for one in found)):
             if scale is not None:
-                params = chain.from_iterable(group["params"] for group in groups)
-                gradients = [one.grad for one in params if one.grad is not None]
-                torch._foreach_mul_(gradients, scale.reshape(()))
+                gradients = [one.grad for one in _parameters(self) if one.grad is not None]
+                scale_in_place(gradients, scale)
             return original(self, closure, grad_scaler)
-        if isinstance(sys.modules.get(EXTENSION), Extension):
+        if is_above_our_extension():
             _scales[self] = None
         for group, lists in zip(groups, found, strict=True):
             group["step"] = group.get("step", 0) + 1
