@@ -5,6 +5,7 @@ where one is not needed.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -31,6 +32,12 @@ SOURCE = "https://github.com/NVIDIA/Megatron-LM/blob/core_v0.19.0"
 
 #: The version in the table of targets that upstream references are taken from.
 REFERENCE = "0.19.2"
+
+
+def megatron_arguments() -> Any:
+    """Megatron's arguments; None where nothing has parsed them, or only megatron.core is used."""
+    loaded = sys.modules.get("megatron.training.global_vars")
+    return getattr(loaded, "_GLOBAL_ARGS", None)
 
 
 #: id -> version -> what the target looks like in it; written by tools/targets.py.

@@ -9,7 +9,7 @@ from typing import Any, Final
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import _explanation
 from accel_bridge.patches._advice_table import ADVICE, VALIDATION, said_by
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import megatron_arguments, megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.process.endings import explain, explain_uncaught, explanation
 from accel_bridge.process.log import is_debug
@@ -54,12 +54,6 @@ def _of_uncaught(error: BaseException) -> BridgeError | None:
     return explanation(error)
 
 
-def _arguments() -> Any:
-    from megatron.training import global_vars
-
-    return global_vars._GLOBAL_ARGS
-
-
 def _make(context: PatchContext) -> Callable[..., Any]:
     upstream = context.original
     explain_uncaught(_of_uncaught)
@@ -68,16 +62,16 @@ def _make(context: PatchContext) -> Callable[..., Any]:
         try:
             return upstream(*args, **kwargs)
         except SystemExit as end:
-            refusal = _explanation.of_silent_end(end, _arguments())
+            refusal = _explanation.of_silent_end(end, megatron_arguments())
             if refusal is not None:
                 raise refusal from end
             if end.code in VALIDATION_CODES:
-                explain(end, VALIDATION.explain(said_by(end), _arguments()))
+                explain(end, VALIDATION.explain(said_by(end), megatron_arguments()))
             raise
         except (KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # torch's CheckpointException is no Exception
-            advise(error, _arguments())
+            advise(error, megatron_arguments())
             raise
 
     return explained

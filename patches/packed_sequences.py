@@ -6,11 +6,10 @@ Legend: b micro batch, s sequence, h hidden size.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
+from accel_bridge.patches._factory import DISTRIBUTION, megatron_arguments, megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import ArgumentError, written
 
@@ -19,12 +18,6 @@ def packs_sequences(args: Any) -> bool:
     """Whether rows of tokens hold several sequences, by Megatron's arguments."""
     names = ("dataloader_inter_document_masking", "sft")
     return any(getattr(args, name, False) for name in names)
-
-
-def megatron_arguments() -> Any:
-    """Megatron's arguments; None where only megatron.core is used."""
-    loaded = sys.modules.get("megatron.training.global_vars")
-    return getattr(loaded, "_GLOBAL_ARGS", None)
 
 
 def _make(context: PatchContext) -> Callable[..., Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patches.packed_sequences import megatron_arguments
+from accel_bridge.patches._factory import megatron_arguments, megatron_patch
 from accel_bridge.patching import Kind, PatchContext
 
 

@@ -10,10 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import megatron_arguments, megatron_patch
 from accel_bridge.patches.checkpoints import TRACKER, checkpoint_of
 from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
-from accel_bridge.patches.packed_sequences import megatron_arguments
 from accel_bridge.patching import Kind, PatchContext
 from accel_bridge.patching.host import ArgumentError, Host
 
