@@ -29,7 +29,7 @@ _LAYOUT: Final = (
     "expert_model_parallel_size",
 )
 #: Switches with which another model's checkpoint is meant to be loaded.
-_CONVERTS: Final = ("use_checkpoint_args", "moe_use_upcycling", "export_force_local_attention")
+_CONVERTS: Final = ("use_checkpoint_args", "moe_use_upcycling")
 
 #: What, evidence, next.
 Difference = tuple[str, tuple[str, ...], str]

@@ -21,7 +21,7 @@ from accel_bridge.kernels.active import kernel
 def sequence_ids(cu_seqlens: torch.Tensor, length: int) -> torch.Tensor:
     """[1, t]: the number of every token's sequence, without waiting for the device.
 
-    :param cu_seqlens: [n + 1], rising from 0 to t.
+    :param cu_seqlens: [n + 1], rising from 0 to at most t; tokens behind the last have number n.
     """
     begins = torch.zeros(length + 1, dtype=torch.int32, device=cu_seqlens.device)
     ones = torch.ones_like(cu_seqlens[1:], dtype=torch.int32)
