@@ -412,9 +412,15 @@ def _linear_cross_entropy_cases() -> Iterator[Case]:
 
 
 def _adamw_inputs(
-    generator: Generator, step: int, std: float, weight_decay: float, scale: float | None = None
+    generator: Generator,
+    step: int,
+    std: float,
+    weight_decay: float,
+    scale: float | None = None,
+    multiple: int = 1,
 ) -> Inputs:
-    sizes = ((1,), (37,), (64, 33), (3, 5, 7))
+    """:param multiple: that every tensor's number of elements is one of."""
+    sizes = ((multiple,), (37 * multiple,), (64, 33 * multiple), (3, 5, 7 * multiple))
     draw = [[normal(generator, *size) for size in sizes] for _ in range(4)]
     first = step == 1  # the moments start at zero
     return {
@@ -439,6 +445,7 @@ def _adamw_cases() -> Iterator[Case]:
         # eps is the denominator here.
         ("tiny gradients", 5, 1e-9, 0.1),
         ("scaled gradients", 10, 1.0, 0.1, 0.37),
+        ("sizes that are multiples of 4", 10, 1.0, 0.1, None, 4),
     )
     changed = ("parameters", "first_moments", "second_moments")
     return table("adamw", _adamw_inputs, settings, dtypes=[torch.float32], changed=changed)

@@ -16,10 +16,10 @@ import triton.language as tl
 from accel_bridge.backends.cuda.kernels._launch import Quick
 from accel_bridge.kernels import AdamWOptions
 
-#: Elements of a program, and those that it holds at a time: sixteen of each tensor in a thread.
-_CHUNK = 8192
+#: Elements of a program, and those that it holds at a time: eight of each tensor in a thread.
+_CHUNK = 2048
 _BLOCK = 1024
-_WARPS = 2
+_WARPS = 4
 #: Bytes that every tensor must begin at a multiple of.
 _ALIGNED = 16
 
@@ -43,6 +43,7 @@ def _step(
     eps,
     scale,
     SCALED: tl.constexpr,
+    EVEN: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -50,6 +51,9 @@ def _step(
     owner = tl.load(owners + tl.program_id(0))
     start = tl.load(chunks + tl.program_id(0)).to(tl.int64) * CHUNK
     size = tl.load(sizes + owner)
+    if EVEN:
+        # Without this a mask may end inside of 16 bytes, and every element is loaded by itself.
+        size = tl.multiple_of(size, 4)
     parameter = base + tl.multiple_of(tl.load(places + owner), 4)
     gradient = base + tl.multiple_of(tl.load(places + number + owner), 4)
     first = base + tl.multiple_of(tl.load(places + 2 * number + owner), 4)
@@ -132,6 +136,7 @@ def adamw(
         float(options.eps),
         base if scale is None else scale,
         SCALED=scale is not None,
+        EVEN=not any(one % 4 for one in sizes),
         CHUNK=_CHUNK,
         BLOCK=_BLOCK,
         num_warps=_WARPS,
