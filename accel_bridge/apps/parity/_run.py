@@ -11,13 +11,15 @@ import multiprocessing
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
@@ -306,6 +308,7 @@ def _yardstick(
     return plain, evaluate(case, reference, convert_all(inputs, torch.float64))
 
 
+_Step = TypeVar("_Step")
 #: Cores for each process: one compiles kernels, others compute references.
 _CORES: Final = 2
 _MOST_JOBS: Final = 8
@@ -386,7 +389,7 @@ def check_backend(
     cases = all_cases()
     results: Iterable[list[CaseResult]]
     if jobs == 1:
-        results = (_judged(there, contract, cases, device) for contract in known)
+        results = (_judged(there, contract, cases, device) for contract in _shown(known))
     else:
         results = _in_processes(backend.name, [contract.name for contract in known], cases, jobs)
     return KernelReport(
@@ -439,7 +442,7 @@ def _in_processes(
     with ProcessPoolExecutor(max(1, min(jobs, len(parts))), mp_context=context) as pool:
         runs = {part: pool.submit(_in_process, backend, *part) for part in parts}
         try:
-            for part, run in runs.items():
+            for part, run in _shown(runs.items()):
                 for place, rest in zip(parts[part], run.result(), strict=True):
                     found[place] = CaseResult(cases[place], *rest)
         except BrokenProcessPool:
@@ -454,6 +457,14 @@ def _in_processes(
             ) from None
     for contract in contracts:
         yield [found[place] for place in sorted(found) if cases[place].contract == contract]
+
+
+def _shown(steps: Collection[_Step]) -> Iterable[_Step]:
+    """``steps``, with a bar on a terminal: on a GPU compiling kernels takes minutes."""
+    console = Console(stderr=True)
+    return track(
+        steps, "comparing", console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 def _in_process(
