@@ -146,8 +146,12 @@ def _check_indexed_dataset(prefix: str, thoroughly: bool) -> None:
             )
     index, size = Index.read(Path(prefix + ".idx")), Path(prefix + ".bin").stat().st_size
     lengths, pointers, sequences = index.lengths, index.pointers, len(index.lengths)
-    if not sequences:
-        return
+    if not sequences or not size:
+        raise DataError(
+            f"The training data {prefix} has no tokens.",
+            evidence=f"{prefix}.idx describes {sequences} sequences, {prefix}.bin has {size} bytes",
+            next="run `accel-bridge preprocess` on a file with documents, or leave this prefix out",
+        )
     if thoroughly:
         _check_sequences(f"{prefix}.idx", index)
     begin = 0 if thoroughly else sequences - 1

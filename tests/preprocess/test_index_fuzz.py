@@ -96,6 +96,7 @@ def test_no_mutation_raises_anything_else(tmp_path: Path) -> None:
         ([1, 2, 3], [0, 4, 12], [], "do not divide"),
         ([1, 900, 3], [0, 4, 12], [0, 1, 3], "x.bin has 24"),
         ([1, 2, 3], [0, 4, 2**63 - 1], [0, 1, 3], "x.bin has 24"),
+        ([], [], [0], "has no tokens"),
     ],
 )
 def test_damage_that_training_must_see(tmp_path, lengths, pointers, documents, said) -> None:
