@@ -160,6 +160,23 @@ ADVICE: Final = (
         "most --moe-router-num-groups",
     ),
     Advice(
+        re.compile("No dot product attention backend is available"),
+        "no attention backend can do what these flags ask for",
+        (
+            "attention_backend",
+            "context_parallel_size",
+            "cp_comm_type",
+            "window_size",
+            "softmax_type",
+            "attention_dropout",
+            "multi_latent_attention",
+            "fp8_dot_product_attention",
+            "deterministic_mode",
+        ),
+        "leave out --attention-backend, or the flag that no backend takes with the others; "
+        "NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 prints each one's reason",
+    ),
+    Advice(
         # An NPU names the operator, a CPU the index, a GPU its assertion.
         re.compile(r"operator name is aclnnEmbedding|index out of range in self|srcSelectDimSize"),
         "a token or a position is outside the embedding's table",

@@ -8,6 +8,7 @@ import argparse
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -129,7 +130,9 @@ def written(name: str, value: object) -> str:
     if value is None or isinstance(value, bool):
         return flag if value is not None and is_given(name, value) else f"without {flag}"
     words = value if isinstance(value, list | tuple) else [value]
-    return " ".join([flag, *map(str, words)])
+    # Megatron reads the members of its enumerations by name.
+    named = (one.name if isinstance(one, Enum) else str(one) for one in words)
+    return " ".join([flag, *named])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

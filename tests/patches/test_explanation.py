@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import types
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -357,6 +358,13 @@ def test_a_pattern_that_is_not_divided_among_the_stages(message: str) -> None:
     text = note(ValueError(message), args)
     assert "--hybrid-layer-pattern M*- --pipeline-model-parallel-size 2" in text
     assert "into as many segments as stages" in text
+
+
+def test_no_attention_backend_names_the_flags_that_bear_on_it() -> None:
+    backend = Enum("AttnBackend", ["unfused"]).unfused  # as Megatron has it
+    args = SimpleNamespace(attention_backend=backend, context_parallel_size=2)
+    error = ValueError("No dot product attention backend is available for the provided inputs.")
+    assert "--attention-backend unfused --context-parallel-size 2" in note(error, args)
 
 
 @pytest.mark.megatron
