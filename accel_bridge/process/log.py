@@ -16,7 +16,7 @@ from typing import Final
 from accel_bridge.errors import ERROR_PREFIX, BridgeError, printable
 
 PREFIX: Final = "[accel_bridge]"
-#: Variable that sets how much is said; its values are checked in ``_environment``.
+#: Variable that sets how much is said; its values are checked in ``environment.LOG``.
 LOG_VARIABLE: Final = "ACCEL_BRIDGE_LOG"
 #: Where it is set, what this process has said, for the processes that it starts: they do not
 #: repeat it to the same place.
