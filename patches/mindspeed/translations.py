@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -79,13 +80,7 @@ def first_dense(args: Namespace, words: list[str]) -> str:
 
 def _pattern(frequency: list[int]) -> str:
     """[0, 1, 1] -> ``[0]*1+[1]*2``."""
-    runs: list[list[int]] = []
-    for value in frequency:
-        if runs and runs[-1][0] == value:
-            runs[-1][1] += 1
-        else:
-            runs.append([value, 1])
-    return "+".join(f"[{value}]*{count}" for value, count in runs)
+    return "+".join(f"[{value}]*{len(list(run))}" for value, run in groupby(frequency))
 
 
 @translates(
