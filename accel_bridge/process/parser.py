@@ -109,6 +109,15 @@ def positive(text: str, least: int = 1, most: int = _MOST) -> int:
     raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from {least} to {most}")
 
 
+def is_number(text: str) -> bool:
+    """Whether a word is a number: in a list of data sets, the weight of the one behind it."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def seconds(text: str) -> float:
     """The type of an option that takes a time to wait, up to an hour."""
     with contextlib.suppress(ValueError):
