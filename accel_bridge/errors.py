@@ -16,15 +16,23 @@ class BridgeError(Exception):
     :param what: one sentence: what happened.
     :param evidence: what was looked at or found; one line each.
     :param next: the command or edit that fixes it.
+    :param exit_code: exit status of a command that ends with this error; by default its type's.
 
-    ``str(error)`` shows all three, and command lines print exactly that and exit with
-    :attr:`exit_code`.
+    ``str(error)`` shows all three, and command lines print exactly that.
     """
 
-    #: Exit status of a command that ends with this error.
     exit_code = 2
 
-    def __init__(self, what: str, *, evidence: str | Iterable[str], next: str) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        evidence: str | Iterable[str],
+        next: str,
+        exit_code: int | None = None,
+    ) -> None:
+        if exit_code is not None:
+            self.exit_code = exit_code
         self.what = what
         self.evidence = (evidence,) if isinstance(evidence, str) else tuple(evidence)
         self.next = next

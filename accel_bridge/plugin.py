@@ -7,89 +7,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accel_bridge.plugins.hookspecs import hookimpl
 from accel_bridge.process.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from accel_bridge.device.backend import Backend, DeviceSpec, Features, Memory, Probe
-    from accel_bridge.kernels import Kernel, Kernels
-    from accel_bridge.patching import Kind, Patch, PatchContext
-    from accel_bridge.patching.host import ArgumentRule, Host, RefusedArgument
-    from accel_bridge.plugins.adaptors import Adaptor, Delegation
-    from accel_bridge.plugins.checks import (
-        Check,
-        Finding,
-        Machine,
-        ParsedArguments,
-        Run,
-        Verdict,
-        fails,
-        ok,
-        warning,
-    )
-    from accel_bridge.plugins.commands import Command
-    from accel_bridge.process.environment import Variable, one_of
+    from accel_bridge.device.backend import Backend as Backend
+    from accel_bridge.device.backend import DeviceSpec as DeviceSpec
+    from accel_bridge.device.backend import Features as Features
+    from accel_bridge.device.backend import Memory as Memory
+    from accel_bridge.device.backend import Probe as Probe
+    from accel_bridge.kernels import Kernel as Kernel
+    from accel_bridge.kernels import Kernels as Kernels
+    from accel_bridge.patching import Kind as Kind
+    from accel_bridge.patching import Patch as Patch
+    from accel_bridge.patching import PatchContext as PatchContext
+    from accel_bridge.patching.host import ArgumentRule as ArgumentRule
+    from accel_bridge.patching.host import Host as Host
+    from accel_bridge.patching.host import RefusedArgument as RefusedArgument
+    from accel_bridge.plugins.adaptors import Adaptor as Adaptor
+    from accel_bridge.plugins.adaptors import Delegation as Delegation
+    from accel_bridge.plugins.checks import Check as Check
+    from accel_bridge.plugins.checks import Finding as Finding
+    from accel_bridge.plugins.checks import Machine as Machine
+    from accel_bridge.plugins.checks import ParsedArguments as ParsedArguments
+    from accel_bridge.plugins.checks import Run as Run
+    from accel_bridge.plugins.checks import Verdict as Verdict
+    from accel_bridge.plugins.checks import fails as fails
+    from accel_bridge.plugins.checks import ok as ok
+    from accel_bridge.plugins.checks import warning as warning
+    from accel_bridge.plugins.commands import Command as Command
+    from accel_bridge.plugins.hookspecs import hookimpl as hookimpl
+    from accel_bridge.process.environment import Variable as Variable
+    from accel_bridge.process.environment import one_of as one_of
 
-__all__ = [
-    "Adaptor",
-    "ArgumentRule",
-    "Backend",
-    "Check",
-    "Command",
-    "Delegation",
-    "DeviceSpec",
-    "Features",
-    "Finding",
-    "Host",
-    "Kernel",
-    "Kernels",
-    "Kind",
-    "Machine",
-    "Memory",
-    "ParsedArguments",
-    "Patch",
-    "PatchContext",
-    "Probe",
-    "RefusedArgument",
-    "Run",
-    "Variable",
-    "Verdict",
-    "fails",
-    "hookimpl",
-    "ok",
-    "one_of",
-    "warning",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "Adaptor": "plugins.adaptors",
-        "ArgumentRule": "patching.host",
-        "Backend": "device.backend",
-        "Check": "plugins.checks",
-        "Command": "plugins.commands",
-        "DeviceSpec": "device.backend",
-        "Features": "device.backend",
-        "Finding": "plugins.checks",
-        "Host": "patching.host",
-        "Kernel": "kernels",
-        "Kernels": "kernels",
-        "Kind": "patching",
-        "Machine": "plugins.checks",
-        "Memory": "device.backend",
-        "Patch": "patching",
-        "PatchContext": "patching",
-        "Probe": "device.backend",
-        "ParsedArguments": "plugins.checks",
-        "RefusedArgument": "patching.host",
-        "Run": "plugins.checks",
-        "Delegation": "plugins.adaptors",
-        "Variable": "process.environment",
-        "Verdict": "plugins.checks",
-        "fails": "plugins.checks",
-        "ok": "plugins.checks",
-        "one_of": "process.environment",
-        "warning": "plugins.checks",
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -34,10 +34,6 @@ With torchrun: torchrun [TORCHRUN OPTIONS] -m accel_bridge.run SCRIPT [ARGUMENTS
 """
 
 
-class ScriptError(BridgeError):
-    """There is no such script."""
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Activate the bridge and run the script named by ``argv``; the exit status on failure.
 
@@ -75,7 +71,7 @@ def run(argv: list[str]) -> None:
     if as_module:
         argv = argv[1:]
     if not argv or (not as_module and not os.path.isfile(argv[0])):
-        raise ScriptError(
+        raise BridgeError(
             f"there is no script {argv[0]!r}" if argv else "-m needs the name of a module",
             evidence=f"looked in {Path.cwd()}",
             next="give the path of a Python file, or -m and the name of a module",
@@ -123,7 +119,7 @@ def _check_readable(script: str) -> None:
         with open(script, "rb") as file:
             file.read(1)
     except OSError as error:
-        raise ScriptError(
+        raise BridgeError(
             f"the script {script!r} cannot be read",
             evidence=f"{type(error).__name__}: {error}",
             next="give the path of a Python file that this user may read",
@@ -142,7 +138,7 @@ def _check_module(name: str) -> None:
     except ValueError:
         found = None
     if found is None:
-        raise ScriptError(
+        raise BridgeError(
             f"there is no module {name!r}",
             evidence=f"looked in {Path.cwd()} and on Python's path",
             next="give the name that `python -m` takes, or the path of a script without -m",

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 from accel_bridge.patching.host import ArgumentError, Host, adapt_arguments, flag_of
 from accel_bridge.patching.host import RefusedArgument as Refused
 
@@ -119,20 +119,13 @@ def _number(args: Any, name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    path = context.argument("module_path")
-
-    def import_module(*args: Any, **kwargs: Any) -> Any:
-        """The named object, or an error: None would mean the default layers."""
-        named = path.get(args, kwargs)
-        try:
-            found = upstream(*args, **kwargs)
-        except (KeyError, ValueError, TypeError) as error:
-            raise refused(named, error) from error
-        return found if found is not None else _try_again(named)
-
-    return import_module
+def _import(_context: PatchContext, call: Callable[[], Any], named: Any) -> Any:
+    """The named object, or an error: None would mean the default layers."""
+    try:
+        found = call()
+    except (KeyError, ValueError, TypeError) as error:
+        raise refused(named, error) from error
+    return found if found is not None else _try_again(named)
 
 
 def _try_again(named: Any) -> Any:
@@ -168,7 +161,7 @@ PATCHES = (
         id="named-module",
         target="megatron.core.transformer.spec_utils:import_module",
         kind=Kind.WRAP,
-        make=_make,
+        make=around(_import),
         why="a module that cannot be imported becomes None, which means the default layers",
         removed_when="upstream raises the ImportError",
         loses="a misspelt --spec trains another model, silently",

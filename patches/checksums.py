@@ -16,7 +16,7 @@ from typing import Any, Final
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._variables import CHECKSUMS
-from accel_bridge.patching import Kind, PatchContext, before
+from accel_bridge.patching import Kind, PatchContext, around, before
 
 FILE: Final = "integrity.json"
 #: The files of a checkpoint that say what is in the others.
@@ -129,24 +129,17 @@ def _here(directory: Any) -> bool:
     return "://" not in str(directory) and CHECKSUMS.read()
 
 
-def _make_save(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    place = context.argument("checkpoint_dir")
-
-    def save(*args: Any, **kwargs: Any) -> Any:
-        """Save, then write the sums; for an asynchronous save when it is complete."""
-        where = place.get(args, kwargs)
-        if "://" not in str(where) and _ranks()[0] == 0:
-            (Path(where) / FILE).unlink(missing_ok=True)  # of an earlier save of this iteration
-        request = upstream(*args, **kwargs)
-        if _here(where):
-            if request is None:
-                write(Path(where))
-            else:
-                request.add_finalize_fn(functools.partial(write, Path(where)))
-        return request
-
-    return save
+def _save(_context: PatchContext, call: Callable[[], Any], where: Any) -> Any:
+    """Save, then write the sums; for an asynchronous save when it is complete."""
+    if "://" not in str(where) and _ranks()[0] == 0:
+        (Path(where) / FILE).unlink(missing_ok=True)  # of an earlier save of this iteration
+    request = call()
+    if _here(where):
+        if request is None:
+            write(Path(where))
+        else:
+            request.add_finalize_fn(functools.partial(write, Path(where)))
+    return request
 
 
 def _compare_first(context: PatchContext, where: Any) -> None:
@@ -179,7 +172,7 @@ PATCHES = (
         id="write-checksums",
         target="megatron.core.dist_checkpointing.serialization:save",
         kind=Kind.WRAP,
-        make=_make_save,
+        make=around(_save),
         why="a bit that flips in a shard changes weights, and nothing notices",
         removed_when="upstream's --verify-integrity reads in parallel and is on by default",
         loses="a damaged checkpoint can be loaded",

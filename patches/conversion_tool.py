@@ -7,13 +7,12 @@ and counters are an object of the checkpoint, no longer a file.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from accel_bridge.patches._factory import DISTRIBUTION, SOURCE
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, Patch, PatchContext, around
 
 _LAYERS: Final = "decoder.layers."
 _NUMBERED: Final = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -23,41 +22,24 @@ _GPT_NORM: Final = "decoder.final_layernorm."
 _FORMAT: Final = "torch_dist"
 
 
-def _make_load(context: PatchContext) -> Callable[..., Any]:
-    upstream: Any = context.original
+def _load(context: PatchContext, call: Callable[[], Any], directory: str) -> Any:
+    """As upstream, with a number for each layer, and with the arguments of the training."""
     module: Any = context.module
-    directory = context.argument("load_dir")
+    weights, common, prefix, backend, iteration = call()
+    if backend == _FORMAT:
+        from megatron.core.dist_checkpointing.serialization import load_common_state_dict
 
-    @functools.wraps(upstream)
-    def load_dist_checkpoint_full(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, with a number for each layer, and with the arguments of the training."""
-        weights, common, prefix, backend, iteration = upstream(*args, **kwargs)
-        if backend == _FORMAT:
-            from megatron.core.dist_checkpointing.serialization import load_common_state_dict
-
-            weights = type(weights)(_apart(weights))
-            where, _ = module.resolve_checkpoint_subdir(directory.get(args, kwargs))
-            common = common or load_common_state_dict(where)
-        return weights, common, prefix, backend, iteration
-
-    return load_dist_checkpoint_full
+        weights = type(weights)(_apart(weights))
+        where, _ = module.resolve_checkpoint_subdir(directory)
+        common = common or load_common_state_dict(where)
+    return weights, common, prefix, backend, iteration
 
 
-def _make_save(context: PatchContext) -> Callable[..., Any]:
-    upstream: Any = context.original
-    weights, backend = context.argument("model_state_dict"), context.argument("backend")
-
-    @functools.wraps(upstream)
-    def save_dist_checkpoint_full(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, with GPT's layers in one tensor for each weight."""
-        given = weights.get(args, kwargs)
-        is_gpt = any(name.startswith(_GPT_NORM) for name in given)
-        if is_gpt and backend.get(args, kwargs) == _FORMAT:
-            args, named = weights.put(args, kwargs, type(given)(_together(given)))
-            return upstream(*args, **named)
-        return upstream(*args, **kwargs)
-
-    return save_dist_checkpoint_full
+def _save(_context: PatchContext, call: Callable[..., Any], weights: Any, backend: str) -> Any:
+    """As upstream, with GPT's layers in one tensor for each weight."""
+    if backend == _FORMAT and any(name.startswith(_GPT_NORM) for name in weights):
+        return call(model_state_dict=type(weights)(_together(weights)))
+    return call()
 
 
 def _apart(weights: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -101,7 +83,7 @@ def _patch(what: str, **fields: Any) -> Patch:
 PATCHES = (
     _patch(
         "load",
-        make=_make_load,
+        make=around(_load),
         why="the tool looks for numbered layers, which a GPT's torch_dist checkpoint does not "
         "have, and since 0.19 for a file common.pt that no checkpoint has",
         removed_when="upstream's tool reads what upstream's training writes",
@@ -111,7 +93,7 @@ PATCHES = (
     ),
     _patch(
         "save",
-        make=_make_save,
+        make=around(_save),
         why="GPT loads the layers of one weight as one tensor; the tool writes them by number",
         removed_when="upstream's tool writes what GPT loads",
         loses="what gpt_hybrid_conversion.py converts to GPT lacks every layer's weights",

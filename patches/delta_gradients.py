@@ -6,28 +6,19 @@ parallelism sums the parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, after
 
 _NAME = "accel_bridge_summed"
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    layer = context.argument("self")
-
-    def init(*args: Any, **kwargs: Any) -> None:
-        """As upstream; then every gradient of the norm is that of all ranks' heads."""
-        upstream(*args, **kwargs)
-        built = layer.get(args, kwargs)
-        config = built.config
-        if config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
-            built.register_forward_pre_hook(_follow)
-
-    return init
+def _init(_context: PatchContext, _result: None, layer: Any) -> None:
+    """As upstream; then every gradient of the norm is that of all ranks' heads."""
+    config = layer.config
+    if config.tensor_model_parallel_size > 1 and not config.sequence_parallel:
+        layer.register_forward_pre_hook(_follow)
 
 
 def _follow(layer: Any, _args: Any) -> None:
@@ -52,7 +43,7 @@ PATCHES = tuple(
         id="delta-gradients",
         target=f"megatron.core.ssm.gated_delta_net{target}.__init__",
         kind=Kind.WRAP,
-        make=_make,
+        make=after(_init),
         why="all heads share the output norm, and each tensor-parallel rank has the gradient of "
         "its own heads only: nothing sums them",
         removed_when="upstream sums that gradient without sequence parallelism",

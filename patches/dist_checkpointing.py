@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext, after, before
+from accel_bridge.patching import Kind, PatchContext, after, around, before
 from accel_bridge.patching.host import Host
 
 #: Suffix of the keys under which layers store state that is not a parameter (fp8 scales).
@@ -102,30 +102,21 @@ def _have_no_strides(host: Host) -> str | None:
     return None if hasattr(TensorProperties, "strides") else "this torch writes no strides"
 
 
-def _make_async_support(context: PatchContext) -> Callable[..., bool]:
-    upstream = context.original
-    say = context.host.say
-
-    def has_nvrx_async_support() -> bool:
-        """False for a version that is too old, instead of an error in Megatron's own import."""
-        try:
-            return bool(upstream())
-        except (AssertionError, AttributeError) as error:  # 0.4 and older have no __version__
-            say(f"nvidia-resiliency-ext is too old for Megatron, which does without it: {error}")
-            return False
-
-    return has_nvrx_async_support
+def _async_support(context: PatchContext, call: Callable[[], Any]) -> bool:
+    """False for a version that is too old, instead of an error in Megatron's own import."""
+    try:
+        return bool(call())
+    except (AssertionError, AttributeError) as error:  # 0.4 and older have no __version__
+        context.host.say(
+            f"nvidia-resiliency-ext is too old for Megatron, which does without it: {error}"
+        )
+        return False
 
 
-def _make_transform(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-
-    def transform_object(*args: Any, **kwargs: Any) -> Any:
-        """As upstream; a quantized weight is written with the numbers that it stands for."""
-        value = upstream(*args, **kwargs)
-        return value.dequantize() if "dequantize" in type(value).__dict__ else value
-
-    return transform_object
+def _transform(_context: PatchContext, call: Callable[[], Any]) -> Any:
+    """As upstream; a quantized weight is written with the numbers that it stands for."""
+    value = call()
+    return value.dequantize() if "dequantize" in type(value).__dict__ else value
 
 
 def _dequantizes(host: Host) -> str | None:
@@ -168,7 +159,7 @@ PATCHES = (
         id="resiliency-version",
         target="megatron.core.dist_checkpointing.strategies.nvrx:has_nvrx_async_support",
         kind=Kind.WRAP,
-        make=_make_async_support,
+        make=around(_async_support),
         why="it asserts a version of nvidia-resiliency-ext that PyPI does not have (0.4.1 is the "
         "newest there, 0.6 is asked for) while Megatron is imported",
         removed_when="upstream answers no for an older version",
@@ -181,7 +172,7 @@ PATCHES = (
         target="megatron.core.dist_checkpointing.strategies.torch:MCoreSavePlanner."
         "transform_object",
         kind=Kind.WRAP,
-        make=_make_transform,
+        make=around(_transform),
         why="FP8 weights are dequantized only on a device called cuda; elsewhere the quantized "
         "object itself is pickled, which no load takes",
         removed_when="upstream dequantizes on every device",

@@ -12,38 +12,32 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 
 
-def _make_load(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
+def _load(context: PatchContext, call: Callable[[], Any], optimizer: Any, skips: bool) -> Any:
+    """As upstream, then the steps and the loss scale where it loads tensors alone."""
+    if not skips:
+        return call()
     module: Any = context.module
-    into, skips = context.argument("optimizer"), context.argument("skip_load_to_model_and_opt")
+    read: list[Any] = []
+    read_base = module._load_base_checkpoint
 
-    def load_checkpoint(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, then the steps and the loss scale where it loads tensors alone."""
-        if not skips.get(args, kwargs):
-            return upstream(*args, **kwargs)
-        read: list[Any] = []
-        read_base = module._load_base_checkpoint
+    def keep(*words: Any, **named: Any) -> Any:
+        read.append(read_base(*words, **named))
+        return read[-1]
 
-        def keep(*words: Any, **named: Any) -> Any:
-            read.append(read_base(*words, **named))
-            return read[-1]
-
-        module._load_base_checkpoint = keep
-        try:
-            result = upstream(*args, **kwargs)
-        finally:
-            module._load_base_checkpoint = read_base
-        state, release = (read[-1][0] or {}, read[-1][2]) if read else ({}, True)
-        options = module.get_args()
-        unwanted = release or options.finetune or options.no_load_optim
-        if "optimizer" in state and not unwanted:
-            _restore(into.get(args, kwargs), state["optimizer"])
-        return result
-
-    return load_checkpoint
+    module._load_base_checkpoint = keep
+    try:
+        result = call()
+    finally:
+        module._load_base_checkpoint = read_base
+    state, release = (read[-1][0] or {}, read[-1][2]) if read else ({}, True)
+    options = module.get_args()
+    unwanted = release or options.finetune or options.no_load_optim
+    if "optimizer" in state and not unwanted:
+        _restore(optimizer, state["optimizer"])
+    return result
 
 
 def _restore(optimizer: Any, state: Mapping[Any, Any]) -> None:
@@ -76,7 +70,7 @@ PATCHES = (
         id="fsdp2-resume",
         target="megatron.training.checkpointing:load_checkpoint",
         kind=Kind.WRAP,
-        make=_make_load,
+        make=around(_load),
         why="with torch's FSDP2 it loads tensors in place and nothing else: Adam counts its steps "
         "from one again",
         removed_when="upstream restores the optimizer's groups and loss scale in that case",

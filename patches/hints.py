@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TextIO
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 
 #: How the hint ends that 0.12 to 0.15 print and 0.16 warns of.
 SOFTMAX: Final = "We default back to unfused kernel invocations."
 
 
-def _without(hint: str) -> Callable[[PatchContext], Callable[..., Any]]:
-    """What makes a function that does not give this hint."""
-
-    def make(context: PatchContext) -> Callable[..., Any]:
-        upstream = context.original
-
-        @functools.wraps(upstream)
-        def with_fewer_hints(*args: Any, **kwargs: Any) -> Any:
-            with _silenced(hint):
-                return upstream(*args, **kwargs)
-
-        return with_fewer_hints
-
-    return make
+def _without_hint(_context: PatchContext, call: Callable[[], Any]) -> Any:
+    with _silenced(SOFTMAX):
+        return call()
 
 
 @contextlib.contextmanager
@@ -70,7 +58,7 @@ PATCHES = (
         requires="megatron-core>=0.12,<0.17",
         elsewhere="since 0.17 Megatron gives no such hint",
         kind=Kind.WRAP,
-        make=_without(SOFTMAX),
+        make=around(_without_hint),
         why="Megatron says that it falls back to an unfused softmax, whose place the attention "
         "kernel has taken",
         removed_when="never: it is a hint, not a change",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import has_own_memory, megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 from accel_bridge.patching.host import Host
 
 
@@ -16,20 +16,12 @@ def launches_triton(host: Host) -> str | None:
     return "Triton compiles kernels for this device" if host.features.triton else None
 
 
-def _make_prompt(context: PatchContext) -> Callable[..., Any]:
+def _add_request(_context: PatchContext, call: Callable[..., Any], prompt: Any) -> Any:
     import torch
 
-    original, prompt = context.original, context.argument("prompt")
-
-    @functools.wraps(original)
-    def add_request(*args: Any, **kwargs: Any) -> Any:
-        given = prompt.get(args, kwargs)
-        if not isinstance(given, torch.Tensor) or given.dtype != torch.int64:
-            return original(*args, **kwargs)
-        words, options = prompt.put(args, kwargs, given.tolist())
-        return original(*words, **options)
-
-    return add_request
+    if isinstance(prompt, torch.Tensor) and prompt.dtype == torch.int64:
+        return call(prompt=prompt.tolist())
+    return call()
 
 
 def _make_log_probs(context: PatchContext) -> Callable[..., Any]:
@@ -59,7 +51,7 @@ PATCHES = (
         target="megatron.core.inference.engines.dynamic_engine:DynamicInferenceEngine.add_request",
         kind=Kind.WRAP,
         uses=("prompt",),
-        make=_make_prompt,
+        make=around(_add_request),
         why="it asserts that a prompt's device is called cuda; a list of the same numbers becomes "
         "a tensor on the device",
         removed_when="upstream moves a prompt to the device",

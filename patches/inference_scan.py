@@ -13,7 +13,7 @@ from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.inference import launches_triton
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, Patch, PatchContext, around
 
 _SCAN = tuple(
     "x dt A B C cu_chunk_seqlens last_chunk_indices seq_idx out D z dt_bias initial_states "
@@ -85,36 +85,29 @@ _STEP = tuple(
 )
 
 
-def _make_step(context: PatchContext) -> Callable[..., Any]:
+def _step(_context: PatchContext, _call: Callable[[], Any], *values: Any) -> Any:
+    """y like x [r, s, h, p]; ``intermediate_ssm_states`` [.., s, h, p, n] after each position.
+
+    Everything may lack s, or h.
+    """
     import torch
 
     from accel_bridge.libraries.mamba_ssm import selective_state_update
 
-    original = context.original
-    known = {name: context.argument(name) for name in _STEP}
-
-    @functools.wraps(original)
-    def step(*args: Any, **kwargs: Any) -> Any:
-        """y like x [r, s, h, p]; ``intermediate_ssm_states`` [.., s, h, p, n] after each position.
-
-        Everything may lack s, or h.
-        """
-        given = {name: one.get(args, kwargs) for name, one in known.items()}
-        x, state = given["x"], given["state"]
-        kept, rows = given.pop("intermediate_ssm_states"), given["state_batch_indices"]
-        if x.dim() < state.dim():
-            return selective_state_update(**given)
-        live = slice(None) if rows is None else rows[rows >= 0].long()
-        found = []
-        for at in range(x.shape[1]):
-            one = {name: given[name][:, at] for name in ("x", "dt", "B", "C")}
-            gate = None if given["z"] is None else given["z"][:, at]
-            found.append(selective_state_update(**{**given, **one, "z": gate}))
-            if kept is not None:
-                kept[live, at] = state[live].to(kept.dtype)
-        return torch.stack(found, 1)
-
-    return step
+    given = dict(zip(_STEP, values, strict=True))
+    x, state = given["x"], given["state"]
+    kept, rows = given.pop("intermediate_ssm_states"), given["state_batch_indices"]
+    if x.dim() < state.dim():
+        return selective_state_update(**given)
+    live = slice(None) if rows is None else rows[rows >= 0].long()
+    found = []
+    for at in range(x.shape[1]):
+        one = {name: given[name][:, at] for name in ("x", "dt", "B", "C")}
+        gate = None if given["z"] is None else given["z"][:, at]
+        found.append(selective_state_update(**{**given, **one, "z": gate}))
+        if kept is not None:
+            kept[live, at] = state[live].to(kept.dtype)
+    return torch.stack(found, 1)
 
 
 _CONVOLUTION = tuple(
@@ -122,33 +115,25 @@ _CONVOLUTION = tuple(
 )
 
 
-def _make_convolution(context: PatchContext) -> Callable[..., Any]:
+def _convolve(_context: PatchContext, _call: Callable[[], Any], *values: Any) -> Any:
+    """y like x [r, s, d]; ``intermediate_conv_states`` [.., s, d, k] after each position."""
     import torch
 
     from accel_bridge.libraries.causal_conv1d import causal_conv1d_update
 
-    known = [context.argument(name) for name in _CONVOLUTION]
-
-    @functools.wraps(context.original)
-    def update(*args: Any, **kwargs: Any) -> Any:
-        """y like x [r, s, d]; ``intermediate_conv_states`` [.., s, d, k] after each position."""
-        x, state, weight, bias, silu, rows, kept = (one.get(args, kwargs) for one in known)
-        live = slice(None) if rows is None else rows[rows >= 0].long()
-        activation = "silu" if silu == "silu" else None
-        if x.dim() == 2:
-            return causal_conv1d_update(x, state, weight, bias, activation, conv_state_indices=rows)
-        found = []
-        for at in range(x.shape[1]):
-            found.append(
-                causal_conv1d_update(
-                    x[:, at], state, weight, bias, activation, conv_state_indices=rows
-                )
-            )
-            if kept is not None:
-                kept[live, at] = state[live].to(kept.dtype)
-        return torch.stack(found, 1)
-
-    return update
+    x, state, weight, bias, silu, rows, kept = values
+    live = slice(None) if rows is None else rows[rows >= 0].long()
+    activation = "silu" if silu == "silu" else None
+    if x.dim() == 2:
+        return causal_conv1d_update(x, state, weight, bias, activation, conv_state_indices=rows)
+    found = []
+    for at in range(x.shape[1]):
+        found.append(
+            causal_conv1d_update(x[:, at], state, weight, bias, activation, conv_state_indices=rows)
+        )
+        if kept is not None:
+            kept[live, at] = state[live].to(kept.dtype)
+    return torch.stack(found, 1)
 
 
 _PACKED = tuple(
@@ -156,47 +141,37 @@ _PACKED = tuple(
 )
 
 
-def _make_packed_convolution(context: PatchContext) -> Callable[..., Any]:
+def _convolve_packed(_context: PatchContext, _call: Callable[[], Any], *values: Any) -> Any:
+    """y like x [t, d]; ``initial_states`` [r, d, w - 1] is what came before each request.
+
+    ``cu_seqlens`` [r + 1] are the bounds of requests; of every token the other two are its
+    request and where that starts.
+    """
     import torch
     from torch.nn import functional
 
     from accel_bridge.kernels import compute_dtype
 
-    known = [context.argument(name) for name in _PACKED]
-
-    @functools.wraps(context.original)
-    def convolution(*args: Any, **kwargs: Any) -> Any:
-        """y like x [t, d]; ``initial_states`` [r, d, w - 1] is what came before each request.
-
-        ``cu_seqlens`` [r + 1] are the bounds of requests; of every token the other two are its
-        request and where that starts.
-        """
-        x, weight, bias, bounds, states, owners, starts = (one.get(args, kwargs) for one in known)
-        tokens = torch.arange(len(x), device=x.device)
-        if owners is None:
-            owners = torch.searchsorted(
-                bounds[1:].contiguous(), tokens.to(bounds.dtype), right=True
-            )
-            owners = owners.clamp(max=len(bounds) - 2)
-            starts = bounds[owners]
-        # Padding behind the last request may have no place among the tokens.
-        owners, starts = owners[: len(x)].long(), starts[: len(x)].long()
-        dtype, width = compute_dtype(x), weight.shape[1]
-        total = (
-            x.new_zeros(x.shape, dtype=dtype) if bias is None else bias.to(dtype).expand(x.shape)
-        )
-        for tap in range(width):
-            source = tokens - (width - 1 - tap)
-            inside = source >= starts
-            seen = torch.where(inside[:, None], x[source.clamp(min=0)], 0)
-            if states is not None:
-                column = width - 1 - (starts - source)
-                before = states[owners, :, column.clamp(0, width - 2)]
-                seen = torch.where((~inside & (column >= 0))[:, None], before.to(x.dtype), seen)
-            total = total + seen.to(dtype) * weight[:, tap].to(dtype)
-        return functional.silu(total).to(x.dtype)
-
-    return convolution
+    x, weight, bias, bounds, states, owners, starts = values
+    tokens = torch.arange(len(x), device=x.device)
+    if owners is None:
+        owners = torch.searchsorted(bounds[1:].contiguous(), tokens.to(bounds.dtype), right=True)
+        owners = owners.clamp(max=len(bounds) - 2)
+        starts = bounds[owners]
+    # Padding behind the last request may have no place among the tokens.
+    owners, starts = owners[: len(x)].long(), starts[: len(x)].long()
+    dtype, width = compute_dtype(x), weight.shape[1]
+    total = x.new_zeros(x.shape, dtype=dtype) if bias is None else bias.to(dtype).expand(x.shape)
+    for tap in range(width):
+        source = tokens - (width - 1 - tap)
+        inside = source >= starts
+        seen = torch.where(inside[:, None], x[source.clamp(min=0)], 0)
+        if states is not None:
+            column = width - 1 - (starts - source)
+            before = states[owners, :, column.clamp(0, width - 2)]
+            seen = torch.where((~inside & (column >= 0))[:, None], before.to(x.dtype), seen)
+        total = total + seen.to(dtype) * weight[:, tap].to(dtype)
+    return functional.silu(total).to(x.dtype)
 
 
 def _patch(
@@ -241,14 +216,14 @@ PATCHES = (
         "selective_state_update",
         "one step of the state",
         _STEP,
-        _make_step,
+        around(_step),
     ),
     _patch(
         "inference-convolution",
         "causal_conv1d_update",
         "one step of the convolution",
         _CONVOLUTION,
-        _make_convolution,
+        around(_convolve),
         "causal_convolution",
     ),
     *(
@@ -257,7 +232,7 @@ PATCHES = (
             "causal_conv1d_varlen_fn",
             "the convolution of packed prompts",
             _PACKED,
-            _make_packed_convolution,
+            around(_convolve_packed),
             module=module,
             requires=requires,
             elsewhere="other versions have it in another module, or not at all",

@@ -9,26 +9,17 @@ Legend: s sequence, b batch, c compressed key and value, r rotary part, p tensor
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, after
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    layer = context.argument("self")
-
-    def init(*args: Any, **kwargs: Any) -> None:
-        """As upstream; then the down projection gives what Megatron's code takes it to give."""
-        upstream(*args, **kwargs)
-        attention = layer.get(args, kwargs)
-        projection = getattr(attention, "linear_kv_down_proj", None)
-        if attention.config.tensor_model_parallel_size > 1 and projection is not None:
-            projection.register_forward_hook(functools.partial(_whole, attention.config))
-
-    return init
+def _init(_context: PatchContext, _result: None, attention: Any) -> None:
+    """As upstream; then the down projection gives what Megatron's code takes it to give."""
+    projection = getattr(attention, "linear_kv_down_proj", None)
+    if attention.config.tensor_model_parallel_size > 1 and projection is not None:
+        projection.register_forward_hook(functools.partial(_whole, attention.config))
 
 
 def _whole(config: Any, _module: Any, _args: Any, output: Any) -> Any:
@@ -63,7 +54,7 @@ PATCHES = (
         id="latent-gradients",
         target="megatron.core.transformer.multi_latent_attention:MLASelfAttention.__init__",
         kind=Kind.WRAP,
-        make=_make,
+        make=after(_init),
         why="the rotary part of the key is shared by all heads, and each tensor-parallel rank has "
         "the gradient of its own heads only: nothing sums them",
         removed_when="upstream sums that gradient without sequence parallelism and in local layers",
@@ -76,7 +67,7 @@ PATCHES = (
         target="megatron.core.transformer.experimental_attention_variant.absorbed_mla:"
         "AbsorbedMLASelfAttention.__init__",
         kind=Kind.WRAP,
-        make=_make,
+        make=after(_init),
         why="the same in DSA's attention with split down projections",
         removed_when="upstream sums that gradient there",
         loses="multi-latent attention of DSA trains with wrong gradients with such projections",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch, on_host
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, before
 
 #: Attribute of the state machine: (answer on the device, what upstream does with it) of each check.
 _UNREAD: Final = "_accel_bridge_unread_checks"
@@ -50,7 +50,7 @@ def _make_validate(context: PatchContext) -> Callable[..., Any]:
         if not _can_wait(machine, context.module, result, rejects):
             upstream(*args, **kwargs)
             return
-        # Not the result itself, which holds its graph.
+        # Not the result itself, which holds its graph: hence no `around`, whose call keeps it.
         found = result.detach()
         plain, named = result_of.put(args, kwargs, found)
         again = functools.partial(upstream, *plain, **named)
@@ -60,21 +60,15 @@ def _make_validate(context: PatchContext) -> Callable[..., Any]:
     return validate_result
 
 
-def _make_should_run(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
+def _read(_context: PatchContext, machine: Any) -> None:
+    """As upstream, after the checks of the iteration so far."""
+    import torch
 
-    def should_run_forward_backward(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, after the checks of the iteration so far."""
-        import torch
-
-        unread = args[0].__dict__.pop(_UNREAD, [])
-        if unread and bool(torch.stack([answer for answer, _ in unread]).any()):
-            # In their order: upstream counts them, and stops or repeats at the first.
-            for _, again in unread:
-                again()
-        return upstream(*args, **kwargs)
-
-    return should_run_forward_backward
+    unread = machine.__dict__.pop(_UNREAD, [])
+    if unread and bool(torch.stack([answer for answer, _ in unread]).any()):
+        # In their order: upstream counts them, and stops or repeats at the first.
+        for _, again in unread:
+            again()
 
 
 _MACHINE: Final = "megatron.core.rerun_state_machine:RerunStateMachine"
@@ -83,11 +77,12 @@ PATCHES = (
         id="loss-checks-read",
         target=f"{_MACHINE}.should_run_forward_backward",
         kind=Kind.WRAP,
-        make=_make_should_run,
+        make=before(_read),
         why="what loss-checks-later has kept is read before the optimizer's step",
         removed_when="with loss-checks-later",
         loses="a NaN in a loss would stop no training",
         skip_when=on_host,
+        uses=("self",),
     ),
     megatron_patch(
         id="loss-checks-later",

@@ -8,27 +8,21 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch, without_transformer_engine
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 from accel_bridge.patching.host import Host
 
 
-def _make_new(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    configuration, size = context.argument("config"), context.argument("hidden_size")
-    epsilon = context.argument("eps")
+def _new(
+    _context: PatchContext, call: Callable[[], Any], config: Any, hidden_size: int, eps: float
+) -> Any:
+    """The norm of Transformer Engine's spec; upstream's for L2Norm, which that has not."""
+    if config.normalization not in ("LayerNorm", "RMSNorm"):
+        return call()
+    from megatron.core.extensions.transformer_engine import TENorm
 
-    def __new__(*args: Any, **kwargs: Any) -> Any:
-        """The norm of Transformer Engine's spec; upstream's for L2Norm, which that has not."""
-        config = configuration.get(args, kwargs)
-        if config.normalization not in ("LayerNorm", "RMSNorm"):
-            return upstream(*args, **kwargs)
-        from megatron.core.extensions.transformer_engine import TENorm
-
-        norm = TENorm(config, size.get(args, kwargs), epsilon.get(args, kwargs))
-        norm.returns_residual = False  # what callers of 0.20 ask
-        return norm
-
-    return __new__
+    norm = TENorm(config, hidden_size, eps)
+    norm.returns_residual = False  # what callers of 0.20 ask
+    return norm
 
 
 def _make_from_options(context: PatchContext) -> Callable[..., Any]:
@@ -54,7 +48,7 @@ _NORMS = (
         id="torch-norm",
         target="megatron.core.transformer.torch_norm:WrappedTorchNorm.__new__",
         kind=Kind.WRAP,
-        make=_make_new,
+        make=around(_new),
         why="the norm refuses sequence parallelism, zero-centred gamma and its own default "
         "persist_layer_norm",
         removed_when="WrappedTorchNorm supports sequence_parallel and zero_centered_gamma",
@@ -92,37 +86,32 @@ _NORMS = (
 )
 
 
-def _make_resolver(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
+def _resolve(_context: PatchContext, call: Callable[[], Any], resolver: Any) -> Any:
+    """As upstream; the query's norm of the local layers is left out where nothing uses it."""
+    config, layers = resolver.config, resolver.submodules
+    if (
+        resolver.has_q_lora
+        or resolver.is_dsa
+        or not config.qk_layernorm
+        or config.qk_l2_norm
+        or resolver.fused_norm_linear_impl is not None
+        or resolver._is_trivial(layers.q_layernorm)
+    ):
+        return call()
+    # With a compressed query its norm has a place: the key's part is resolved the same way.
+    resolver.has_q_lora = True
+    try:
+        found = call()
+    finally:
+        resolver.has_q_lora = False
+    from megatron.core.transformer.identity_op import IdentityOp
 
-    def resolve(self: Any) -> Any:
-        """As upstream; the query's norm of the local layers is left out where nothing uses it."""
-        config, layers = self.config, self.submodules
-        if (
-            self.has_q_lora
-            or self.is_dsa
-            or not config.qk_layernorm
-            or config.qk_l2_norm
-            or self.fused_norm_linear_impl is not None
-            or self._is_trivial(layers.q_layernorm)
-        ):
-            return upstream(self)
-        # With a compressed query its norm has a place: the key's part is resolved the same way.
-        self.has_q_lora = True
-        try:
-            found = upstream(self)
-        finally:
-            self.has_q_lora = False
-        from megatron.core.transformer.identity_op import IdentityOp
-
-        return {
-            **found,
-            "linear_q_proj": layers.linear_q_proj or self.linear_impl,
-            "linear_q_up_proj": IdentityOp,
-            "q_layernorm": IdentityOp,
-        }
-
-    return resolve
+    return {
+        **found,
+        "linear_q_proj": layers.linear_q_proj or resolver.linear_impl,
+        "linear_q_up_proj": IdentityOp,
+        "q_layernorm": IdentityOp,
+    }
 
 
 _LATENT = (
@@ -132,7 +121,7 @@ _LATENT = (
         requires="megatron-core>=0.19",
         elsewhere="before 0.19 the norm is left out where nothing uses it",
         kind=Kind.WRAP,
-        make=_make_resolver,
+        make=around(_resolve),
         why="the local layers name a norm for the query with --qk-layernorm, and are then refused "
         "where the query is not compressed (no --q-lora-rank: DeepSeek V2-Lite, Moonlight)",
         removed_when="upstream's local layers name that norm only with --q-lora-rank",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch, on_host
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 from accel_bridge.patching.host import Host
 
 
@@ -49,20 +49,15 @@ def _split(groups: Groups, copies: Mapping[Any, Any]) -> tuple[Groups, Groups]:
     return parts
 
 
-def _make_offload(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
+def _offload(_context: PatchContext, call: Callable[[], Any]) -> Any:
+    """As upstream, with the offloaded copies in the groups of the CPU's optimizers.
 
-    def _get_sub_optimizer_param_groups(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, with the offloaded copies in the groups of the CPU's optimizers.
-
-        Upstream asks ``is_cuda`` of its copies; here every tensor is on the device that stands in
-        for CUDA, so they all came to the GPU's optimizer, which copies nothing back.
-        """
-        host, device, *maps = upstream(*args, **kwargs)
-        copies, rest = _split(device, maps[1])
-        return [*host, *copies], rest, *maps
-
-    return _get_sub_optimizer_param_groups
+    Upstream asks ``is_cuda`` of its copies; here every tensor is on the device that stands in for
+    CUDA, so they all came to the GPU's optimizer, which copies nothing back.
+    """
+    host, device, *maps = call()
+    copies, rest = _split(device, maps[1])
+    return [*host, *copies], rest, *maps
 
 
 def _host_is_elsewhere(host: Host) -> str | None:
@@ -77,7 +72,7 @@ _OFFLOAD = (
         target="megatron.core.optimizer.cpu_offloading.hybrid_optimizer:"
         "HybridDeviceOptimizer._get_sub_optimizer_param_groups",
         kind=Kind.WRAP,
-        make=_make_offload,
+        make=around(_offload),
         why="it tells its copies on the host from the weights by is_cuda, which is true of both "
         "where device tensors are host tensors",
         removed_when="upstream looks its copies up in its own table of them",
@@ -133,25 +128,23 @@ _COPY = (
 _STEP: Final = "accel_bridge.libraries.transformer_engine_torch.fast.optimizer"
 
 
-def _make_clip(context: PatchContext) -> Callable[..., None]:
-    upstream = context.original
-    names = ("parameters", "max_norm", "total_norm", "use_decoupled_grad")
-    parameters, max_norm, total_norm, decoupled = map(context.argument, names)
-
-    def clip_grad_by_total_norm_fp32(*args: Any, **kwargs: Any) -> None:
-        """As upstream, or left to the optimizer's step, which reads the gradients anyway."""
-        step = sys.modules.get(_STEP)
-        if (
-            step is None
-            or decoupled.get(args, kwargs)
-            or not isinstance(params := parameters.get(args, kwargs), list)
-            or not step.clip_in_step(
-                params, max_norm.get(args, kwargs), total_norm.get(args, kwargs)
-            )
-        ):
-            upstream(*args, **kwargs)
-
-    return clip_grad_by_total_norm_fp32
+def _clip(
+    _context: PatchContext,
+    call: Callable[[], Any],
+    parameters: Any,
+    max_norm: Any,
+    total_norm: Any,
+    decoupled: bool,
+) -> None:
+    """As upstream, or left to the optimizer's step, which reads the gradients anyway."""
+    step = sys.modules.get(_STEP)
+    if (
+        step is None
+        or decoupled
+        or not isinstance(parameters, list)
+        or not step.clip_in_step(parameters, max_norm, total_norm)
+    ):
+        call()
 
 
 _CLIP = (
@@ -159,7 +152,7 @@ _CLIP = (
         id="clip-in-step",
         target="megatron.core.optimizer.clip_grads:clip_grad_by_total_norm_fp32",
         kind=Kind.WRAP,
-        make=_make_clip,
+        make=around(_clip),
         uses=("parameters", "max_norm", "total_norm", "use_decoupled_grad"),
         why="it reads and writes every gradient right before the optimizer reads them once more",
         removed_when="upstream gives the factor to the optimizer's step",

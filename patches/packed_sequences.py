@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import DISTRIBUTION, megatron_arguments, megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 from accel_bridge.patching.host import ArgumentError, written
 
 
@@ -20,42 +20,31 @@ def packs_sequences(args: Any) -> bool:
     return any(getattr(args, name, False) for name in names)
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
+def _schedule(_context: PatchContext, call: Callable[[], Any]) -> Callable[..., Any]:
+    """Upstream's schedule; with packed sequences, for the one sequence that the rows form."""
+    schedule: Callable[..., Any] = call()
+    if not packs_sequences(megatron_arguments()):
+        return schedule
 
-    def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
-        """Upstream's schedule; with packed sequences, for the one sequence that the rows form."""
-        schedule: Callable[..., Any] = upstream(*args, **options)
-        if not packs_sequences(megatron_arguments()):
-            return schedule
+    @functools.wraps(schedule)
+    def packed_schedule(*, seq_length: int, micro_batch_size: int, **rest: Any) -> Any:
+        """The schedule for [b * s, 1, h]; it uses both sizes for shapes between stages only."""
+        return schedule(seq_length=seq_length * micro_batch_size, micro_batch_size=1, **rest)
 
-        @functools.wraps(schedule)
-        def packed_schedule(*, seq_length: int, micro_batch_size: int, **rest: Any) -> Any:
-            """The schedule for [b * s, 1, h]; it uses both sizes for shapes between stages only."""
-            return schedule(seq_length=seq_length * micro_batch_size, micro_batch_size=1, **rest)
-
-        return packed_schedule
-
-    return get_forward_backward_func
+    return packed_schedule
 
 
-def _make_partition(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    uses = ("batch", "cp_group", "use_per_sequence_balancing")
-    batch, cp_group, by_row = (context.argument(name) for name in uses)
-
-    def get_batch_on_this_cp_rank(*args: Any, **kwargs: Any) -> Any:
-        """Upstream's; a rank gets its parts of each document, as its layers take them."""
-        boundaries = batch.get(args, kwargs).get("cu_seqlens")
-        if by_row.get(args, kwargs) and boundaries is not None:
-            ranks = _size(cp_group.get(args, kwargs))
-            if ranks > 1:
-                check_divisible(boundaries, ranks)
-                changed = by_row.put(args, kwargs, False)
-                return upstream(*changed[0], **changed[1])
-        return upstream(*args, **kwargs)
-
-    return get_batch_on_this_cp_rank
+def _partition(
+    _context: PatchContext, call: Callable[..., Any], batch: Any, cp_group: Any, by_row: bool
+) -> Any:
+    """Upstream's; a rank gets its parts of each document, as its layers take them."""
+    boundaries = batch.get("cu_seqlens")
+    if by_row and boundaries is not None:
+        ranks = _size(cp_group)
+        if ranks > 1:
+            check_divisible(boundaries, ranks)
+            return call(use_per_sequence_balancing=False)
+    return call()
 
 
 def _size(group: Any) -> int:
@@ -90,7 +79,7 @@ PATCHES = (
         id="packed-stages",
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         kind=Kind.WRAP,
-        make=_make,
+        make=around(_schedule),
         why="the rows of a micro batch of packed sequences become one sequence [b * s, 1, h], but "
         "stages expect [s, b, h] from one another",
         removed_when="upstream's schedules know the shape of packed micro batches",
@@ -100,7 +89,7 @@ PATCHES = (
         id="packed-context",
         target="megatron.core.utils:get_batch_on_this_cp_rank",
         kind=Kind.WRAP,
-        make=_make_partition,
+        make=around(_partition),
         why="with --dataloader-inter-document-masking a context-parallel rank gets parts of the "
         "whole row of tokens, but attention, state-space and delta layers take them for parts of "
         "each document",

@@ -8,12 +8,11 @@ them then stands for both: the distributed optimizer goes on with its rates for 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 
 #: Of each group: whether its learning rate is everybody's, and the mark that once said so.
 _USUAL, _MARK = "default_config", "is_decoupled_lr"
@@ -45,45 +44,30 @@ def _clear(groups: Groups) -> None:
             group[_MARK] = False
 
 
-def _make_filter(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    current, saved = context.argument("current_groups"), context.argument("state_dict_groups")
-
-    @functools.wraps(upstream)
-    def matched(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, of groups that differ."""
-        with _distinguished(current.get(args, kwargs), saved.get(args, kwargs)):
-            return upstream(*args, **kwargs)
-
-    return matched
+def _filter(_context: PatchContext, call: Callable[[], Any], current: Groups, saved: Groups) -> Any:
+    """As upstream, of groups that differ."""
+    with _distinguished(current, saved):
+        return call()
 
 
-def _make_load(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    of, given = context.argument("self"), context.argument("state_dict")
-
-    @functools.wraps(upstream)
-    def load_state_dict(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, of groups that differ."""
-        optimizer = of.get(args, kwargs).optimizer
-        saved = given.get(args, kwargs).get("optimizer")
-        groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
-        with _distinguished(optimizer.param_groups, groups):
-            found = upstream(*args, **kwargs)
-        _clear(optimizer.param_groups)  # loading has made new ones
-        return found
-
-    return load_state_dict
+def _load(_context: PatchContext, call: Callable[[], Any], of: Any, given: Any) -> Any:
+    """As upstream, of groups that differ."""
+    optimizer, saved = of.optimizer, given.get("optimizer")
+    groups = saved.get("param_groups", []) if isinstance(saved, Mapping) else []
+    with _distinguished(optimizer.param_groups, groups):
+        found = call()
+    _clear(optimizer.param_groups)  # loading has made new ones
+    return found
 
 
-def _patch(name: str, target: str, make: Callable[..., Any], uses: tuple[str, ...]) -> Any:
+def _patch(name: str, target: str, action: Callable[..., Any], uses: tuple[str, ...]) -> Any:
     return megatron_patch(
         id=name,
         target=target,
         requires="megatron-core>=0.16,<0.19",
         elsewhere="before 0.16 the mark is set, since 0.19 groups are found by their rates",
         kind=Kind.WRAP,
-        make=make,
+        make=around(action),
         why="with --decoupled-lr a resumed training takes one group's learning rates for all "
         "parameters (distributed optimizer, silently), or fails on the group's size",
         removed_when="Megatron before 0.19 is not supported",
@@ -96,13 +80,13 @@ PATCHES = (
     _patch(
         "parameter-groups",
         "megatron.core.optimizer.optimizer:MegatronOptimizer._filter_and_reorder_param_groups",
-        _make_filter,
+        _filter,
         ("current_groups", "state_dict_groups"),
     ),
     _patch(
         "parameter-groups-distributed",
         "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.load_state_dict",
-        _make_load,
+        _load,
         ("self", "state_dict"),
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import has_own_memory, megatron_patch, on_host
-from accel_bridge.patching import Kind, PatchContext, after, before
+from accel_bridge.patching import Kind, PatchContext, after, around, before
 from accel_bridge.patching.host import Host
 
 
@@ -58,20 +58,12 @@ def _make_offload(context: PatchContext) -> Callable[[Any], bool]:
     return _can_manage_tensor_for_offload
 
 
-def _make_finished(context: PatchContext) -> Callable[..., bool]:
-    upstream, given = context.original, context.argument("name")
-
-    @functools.wraps(upstream)
-    def finish_all_groups(self: Any, *args: Any, **kwargs: Any) -> bool:
-        """As upstream, but not while the chunk still expects a group of that name."""
-        name = given.get((self, *args), kwargs)
-        rest = self.offload_groups[self._offloaded_group_index :]
-        if name is not None and any(group._name == name for group in rest):
-            return False
-        finished: bool = upstream(self, *args, **kwargs)
-        return finished
-
-    return finish_all_groups
+def _finished(_context: PatchContext, call: Callable[[], Any], chunk: Any, name: str | None) -> Any:
+    """As upstream, but not while the chunk still expects a group of that name."""
+    rest = chunk.offload_groups[chunk._offloaded_group_index :]
+    if name is not None and any(group._name == name for group in rest):
+        return False
+    return call()
 
 
 def _keep_stream(context: PatchContext, _result: None, buffer: Any) -> None:
@@ -100,7 +92,7 @@ PATCHES = (
         target="megatron.core.pipeline_parallel.fine_grained_activation_offload:"
         "ChunkOffloadHandler.finish_all_groups",
         kind=Kind.WRAP,
-        make=_make_finished,
+        make=around(_finished),
         why="a chunk that moves no tensor, such as a last stage of one layer, is called finished "
         "after its first group",
         removed_when="upstream's finish_all_groups looks at the groups that are left",
@@ -108,7 +100,7 @@ PATCHES = (
         "mismatch' where a stage has one layer, as one of multi-token prediction",
         requires="megatron-core>=0.16",
         elsewhere="before 0.16 Megatron has no such offloading",
-        uses=("name",),
+        uses=("self", "name"),
     ),
     megatron_patch(
         id="activation-offload",

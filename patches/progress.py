@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import os
-from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, after
 from accel_bridge.process.progress.lines import FACTS, facts_line
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream, module = context.original, context.module
-    number = context.argument("iteration")
-
-    @functools.wraps(upstream)
-    def training_log(*args: Any, **kwargs: Any) -> Any:
-        """Log the facts after Megatron's line, on the rank that prints it."""
-        result = upstream(*args, **kwargs)
-        iteration, settings = number.get(args, kwargs), module.get_args()
-        if iteration % settings.log_interval == 0 and settings.rank == settings.world_size - 1:
-            try:
-                facts = _facts(module, settings)
-            except Exception as error:  # a fork may count otherwise: no reason to stop training
-                context.host.say_once(f"no TFLOP/s and memory in the progress line: {error!r}")
-            else:
-                print(facts_line(iteration, settings.train_iters, *facts), flush=True)
-        return result
-
-    return training_log
+def _log(context: PatchContext, _result: Any, iteration: int) -> None:
+    """Log the facts after Megatron's line, on the rank that prints it."""
+    module, settings = context.module, context.module.get_args()
+    if iteration % settings.log_interval == 0 and settings.rank == settings.world_size - 1:
+        try:
+            facts = _facts(module, settings)
+        except Exception as error:  # a fork may count otherwise: no reason to stop training
+            context.host.say_once(f"no TFLOP/s and memory in the progress line: {error!r}")
+        else:
+            print(facts_line(iteration, settings.train_iters, *facts), flush=True)
 
 
 def _facts(module: Any, settings: Any) -> tuple[float, float, float]:
@@ -53,7 +42,7 @@ PATCHES = (
         id="progress-facts",
         target="megatron.training.training:training_log",
         kind=Kind.WRAP,
-        make=_make,
+        make=after(_log),
         why="the progress line shows TFLOP/s and memory, which Megatron logs only when asked, or "
         "once",
         removed_when="upstream logs both in its line",

@@ -10,30 +10,21 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, Patch, PatchContext, around
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
+def _checkpoint(_context: PatchContext, call: Callable[..., Any], function: Any) -> Any:
+    """As upstream; parameters among the function's results leave it as views."""
     from torch.nn import Parameter
-
-    upstream = context.original
-    function = context.argument("function")
 
     def view(value: Any) -> Any:
         return value.view_as(value) if isinstance(value, Parameter) else value
 
-    def checkpoint(*args: Any, **kwargs: Any) -> Any:
-        """As upstream; parameters among the function's results leave it as views."""
-        run = function.get(args, kwargs)
+    def run_without_parameters(*inputs: Any, **named: Any) -> Any:
+        outputs = function(*inputs, **named)
+        return tuple(map(view, outputs)) if isinstance(outputs, tuple) else view(outputs)
 
-        def run_without_parameters(*inputs: Any, **named: Any) -> Any:
-            outputs = run(*inputs, **named)
-            return tuple(map(view, outputs)) if isinstance(outputs, tuple) else view(outputs)
-
-        words, named = function.put(args, kwargs, run_without_parameters)
-        return upstream(*words, **named)
-
-    return checkpoint
+    return call(function=run_without_parameters)
 
 
 _WHY: Final = (
@@ -46,7 +37,7 @@ PATCHES = (
         id="te-recompute-outputs",
         target="transformer_engine.pytorch.distributed:checkpoint",
         kind=Kind.WRAP,
-        make=_make,
+        make=around(_checkpoint),
         why=_WHY,
         upstream="https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/"
         "pytorch/distributed.py",
@@ -58,7 +49,7 @@ PATCHES = (
         id="recompute-outputs",
         target="megatron.core.tensor_parallel.random:checkpoint",
         kind=Kind.WRAP,
-        make=_make,
+        make=around(_checkpoint),
         why=_WHY,
         removed_when=_REMOVED,
         loses="`--recompute-modules mlp` hangs in the first backward pass of a model with biases",

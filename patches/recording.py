@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches._failure import Failure
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 from accel_bridge.patching.host import Host
 from accel_bridge.recording import current_plan
 
@@ -87,31 +87,26 @@ def _make_pretrain(context: PatchContext) -> Callable[..., Any]:
     return pretrain
 
 
-def _make_schedules(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
+def _schedule(context: PatchContext, call: Callable[[], Any]) -> Callable[..., Any]:
+    """Upstream's schedule; what it trains belongs to a recorded step."""
     host: Host = context.host
+    schedule: Callable[..., Any] = call()
 
-    def get_forward_backward_func(*args: Any, **options: Any) -> Callable[..., Any]:
-        """Upstream's schedule; what it trains belongs to a recorded step."""
-        schedule: Callable[..., Any] = upstream(*args, **options)
+    @functools.wraps(schedule)
+    def recorded_schedule(**options: Any) -> Any:
+        from accel_bridge.patches.modules.recorded_loop import LoopRun
 
-        @functools.wraps(schedule)
-        def recorded_schedule(**call: Any) -> Any:
-            from accel_bridge.patches.modules.recorded_loop import LoopRun
+        held = _held(host)
+        if held.training or options.get("forward_only"):
+            return schedule(**options)
+        if held.loop is None:
+            held.loop = LoopRun(host, options)
+        held.loop.begin()
+        losses = schedule(**options)
+        held.loop.trained(losses)
+        return losses
 
-            held = _held(host)
-            if held.training or call.get("forward_only"):
-                return schedule(**call)
-            if held.loop is None:
-                held.loop = LoopRun(host, call)
-            held.loop.begin()
-            losses = schedule(**call)
-            held.loop.trained(losses)
-            return losses
-
-        return recorded_schedule
-
-    return get_forward_backward_func
+    return recorded_schedule
 
 
 def _make_gradients(context: PatchContext) -> Callable[..., Any]:
@@ -133,25 +128,19 @@ def _make_gradients(context: PatchContext) -> Callable[..., Any]:
     return finalize_model_grads
 
 
-def _make_update(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    host: Host = context.host
-
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Upstream's; ends the recorded step of a loop that is not Megatron's."""
-        held = _held(host)
-        if held.training:
-            with held.training.recorder.part("optimizer"):
-                return upstream(self, *args, **kwargs)
-        run = held.loop
-        if run is None or not run.update_begins():
-            return upstream(self, *args, **kwargs)
-        with run.recorder.part("optimizer"):
-            result = upstream(self, *args, **kwargs)
-        run.update_ends(result)
-        return result
-
-    return step
+def _update(context: PatchContext, call: Callable[[], Any]) -> Any:
+    """Upstream's; ends the recorded step of a loop that is not Megatron's."""
+    held = _held(context.host)
+    if held.training:
+        with held.training.recorder.part("optimizer"):
+            return call()
+    run = held.loop
+    if run is None or not run.update_begins():
+        return call()
+    with run.recorder.part("optimizer"):
+        result = call()
+    run.update_ends(result)
+    return result
 
 
 def _recording() -> bool:
@@ -195,7 +184,7 @@ PATCHES = (
         id="record-schedule",
         target="megatron.core.pipeline_parallel.schedules:get_forward_backward_func",
         kind=Kind.WRAP,
-        make=_make_schedules,
+        make=around(_schedule),
         why="a program with a training loop of its own calls Megatron's schedules and not its "
         "train_step; a recorded step begins with them",
         removed_when="upstream calls user code around every schedule",
@@ -208,7 +197,7 @@ PATCHES = (
             id=f"record-update-{kind}",
             target=f"megatron.core.optimizer.optimizer:{name}.step",
             kind=Kind.WRAP,
-            make=_make_update,
+            make=around(_update),
             why="the recorded step of a training loop that is not Megatron's ends with the "
             "optimizer, which knows the gradient norm",
             removed_when="upstream calls user code after every update",

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from accel_bridge.patches.checkpoint_plan import files
 from accel_bridge.process.import_hook import ImportHook
+from accel_bridge.process.parser import is_number
 
 
 class Session(Protocol):
@@ -241,7 +242,7 @@ def _adapt(args: Any, session: Session) -> None:
         args.load = None
         session.note("no checkpoint is loaded: its values change neither memory nor time")
     _own_tokenizer(args, session)
-    paths = [one for one in getattr(args, "data_path", None) or [] if not _is_number(one)]
+    paths = [one for one in getattr(args, "data_path", None) or [] if not is_number(one)]
     absent = [one for one in paths if not os.path.exists(f"{one}.idx")]
     if absent:
         session.note(f"mock data, for {absent[0]}.idx is not on this machine")
@@ -329,14 +330,6 @@ def _own_tokenizer(args: Any, session: Session) -> None:
         for name in names:
             setattr(args, name, None)
         session.note(f"a vocabulary of {size + 1:,}, for {absent[0]} is not on this machine")
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _optimizer(module: ModuleType, session: Session) -> None:

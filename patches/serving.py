@@ -10,24 +10,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, Patch, PatchContext, before
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream, host = context.original, context.host
-
-    def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As upstream; without a sleep mode, which the platform does not have."""
-        platform = sys.modules["vllm.platforms"].current_platform
-        if self.enable_sleep_mode and not platform.is_sleep_mode_available():
-            self.enable_sleep_mode = False
-            host.say_once(
-                f"vLLM on {platform.device_type} has no sleep mode: it keeps its memory while the "
-                "trainer works"
-            )
-        return upstream(self, *args, **kwargs)
-
-    return create_model_config
+def _awake(context: PatchContext, arguments: Any) -> None:
+    """As upstream; without a sleep mode, which the platform does not have."""
+    platform = sys.modules["vllm.platforms"].current_platform
+    if arguments.enable_sleep_mode and not platform.is_sleep_mode_available():
+        arguments.enable_sleep_mode = False
+        context.host.say_once(
+            f"vLLM on {platform.device_type} has no sleep mode: it keeps its memory while the "
+            "trainer works"
+        )
 
 
 def _make_updatable(context: PatchContext) -> Callable[..., None]:
@@ -45,11 +39,12 @@ PATCHES = (
         id="vllm-sleep",
         target="vllm.engine.arg_utils:EngineArgs.create_model_config",
         kind=Kind.WRAP,
-        make=_make,
+        make=before(_awake),
         why="on a CPU vLLM refuses sleep modes that trainers ask for",
         upstream="https://github.com/vllm-project/vllm/blob/main/vllm/engine/arg_utils.py",
         removed_when="vLLM starts with a sleep mode on every platform",
         loses="trainers that generate with vLLM (ROLL, NeMo-RL) end at its start on a CPU",
+        uses=("self",),
     ),
     Patch(
         id="vllm-weights",

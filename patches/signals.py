@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 
 if TYPE_CHECKING:
     import torch
@@ -15,22 +15,17 @@ if TYPE_CHECKING:
 KNOWN: Final = ("nccl", "gloo")
 
 
-def _make_get_device(context: PatchContext) -> Callable[..., Any]:
+def _get_device(
+    _context: PatchContext, call: Callable[[], Any], local_rank: int | None
+) -> torch.device:
+    """The device whose tensors the default process group gathers."""
     import torch
 
-    upstream = context.original
-    rank = context.argument("local_rank")
-
-    def get_device(*args: Any, **kwargs: Any) -> torch.device:
-        """The device whose tensors the default process group gathers."""
-        if torch.distributed.get_backend() in KNOWN:
-            return upstream(*args, **kwargs)  # type: ignore[no-any-return]
-        local_rank = rank.get(args, kwargs)
-        # The current device behind torch.cuda, found through a tensor: the redirection knows it.
-        index = torch.cuda.current_device() if local_rank is None else local_rank
-        return torch.empty(0, device=f"cuda:{index}").device
-
-    return get_device
+    if torch.distributed.get_backend() in KNOWN:
+        return call()  # type: ignore[no-any-return]
+    # The current device behind torch.cuda, found through a tensor: the redirection knows it.
+    index = torch.cuda.current_device() if local_rank is None else local_rank
+    return torch.empty(0, device=f"cuda:{index}").device
 
 
 PATCHES = (
@@ -38,7 +33,7 @@ PATCHES = (
         id="signal-device",
         target="megatron.training.dist_signal_handler:get_device",
         kind=Kind.WRAP,
-        make=_make_get_device,
+        make=around(_get_device),
         why="it raises for every communication backend except nccl and gloo, e.g. for hccl",
         removed_when="upstream asks the process group for its device",
         loses="--exit-signal-handler stops with a RuntimeError",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Kind, Patch, PatchContext, after, around
 
 
 def _make_region(context: PatchContext) -> Callable[..., Any]:
@@ -48,16 +48,9 @@ def _region(name: str) -> Patch:
 _REGIONS = (_region("copy_to"), _region("reduce_from"))
 
 
-def _make_reduce(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    tensor = context.argument("input_")
-
-    def reduce(*args: Any, **kwargs: Any) -> Any:
-        """As upstream, which sums the memory of what it returns only if that is contiguous."""
-        words, named = tensor.put(args, kwargs, tensor.get(args, kwargs).contiguous())
-        return upstream(*words, **named)
-
-    return reduce
+def _reduce(_context: PatchContext, call: Callable[..., Any], tensor: Any) -> Any:
+    """As upstream, which sums the memory of what it returns only if that is contiguous."""
+    return call(input_=tensor.contiguous())
 
 
 _REDUCE = (
@@ -67,7 +60,7 @@ _REDUCE = (
         requires="megatron-core>=0.12,<0.19",
         elsewhere="since 0.19 Megatron returns the sum of any tensor",
         kind=Kind.WRAP,
-        make=_make_reduce,
+        make=around(_reduce),
         why="of a tensor that is not contiguous a copy is summed over the ranks, and the tensor "
         "itself is returned",
         removed_when="Megatron before 0.19 is not supported",
@@ -113,18 +106,11 @@ _WEIGHT_GRADIENT = (
 )
 
 
-def _make_duplicated(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    layer, mode = context.argument("self"), context.argument("parallel_mode")
-
-    def init(*args: Any, **kwargs: Any) -> None:
-        """As upstream; what is duplicated is no part, as Megatron says itself since 0.17."""
-        upstream(*args, **kwargs)
-        if mode.get(args, kwargs) == "duplicated":
-            for parameter in layer.get(args, kwargs).parameters():
-                parameter.tensor_model_parallel = False
-
-    return init
+def _duplicated(_context: PatchContext, _result: None, layer: Any, mode: str | None) -> None:
+    """As upstream; what is duplicated is no part, as Megatron says itself since 0.17."""
+    if mode == "duplicated":
+        for parameter in layer.parameters():
+            parameter.tensor_model_parallel = False
 
 
 _DUPLICATED = (
@@ -134,7 +120,7 @@ _DUPLICATED = (
         requires="megatron-core>=0.12,<0.17",
         elsewhere="since 0.17 Megatron marks these weights itself",
         kind=Kind.WRAP,
-        make=_make_duplicated,
+        make=after(_duplicated),
         why="weights that all tensor-parallel ranks have count once for each in the gradient "
         "norm, by which gradients are clipped",
         removed_when="Megatron before 0.17 is not supported",
@@ -145,27 +131,19 @@ _DUPLICATED = (
 )
 
 
-def _make_experts(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    self = context.argument("self")
-
-    def init(*args: Any, **kwargs: Any) -> None:
-        """As upstream; experts are marked as Megatron marks them itself since 0.19."""
-        upstream(*args, **kwargs)
-        layer = self.get(args, kwargs)
-        config = layer.config
-        ranks = config.expert_tensor_parallel_size
-        apart = config.expert_model_parallel_size > 1 or ranks != config.tensor_model_parallel_size
-        for name, parameter in layer.experts.named_parameters():
-            parameter.allreduce = not apart
-            second = "linear_fc2" in name
-            has_whole = ranks > 1 and second and name.rpartition(".")[2].startswith("bias")
-            if not (has_whole or getattr(parameter, "tensor_model_parallel", False)):
-                parameter.tensor_model_parallel = True
-                parameter.partition_dim = int(second)
-                parameter.partition_stride = 1
-
-    return init
+def _experts(_context: PatchContext, _result: None, layer: Any) -> None:
+    """As upstream; experts are marked as Megatron marks them itself since 0.19."""
+    config = layer.config
+    ranks = config.expert_tensor_parallel_size
+    apart = config.expert_model_parallel_size > 1 or ranks != config.tensor_model_parallel_size
+    for name, parameter in layer.experts.named_parameters():
+        parameter.allreduce = not apart
+        second = "linear_fc2" in name
+        has_whole = ranks > 1 and second and name.rpartition(".")[2].startswith("bias")
+        if not (has_whole or getattr(parameter, "tensor_model_parallel", False)):
+            parameter.tensor_model_parallel = True
+            parameter.partition_dim = int(second)
+            parameter.partition_stride = 1
 
 
 _EXPERTS = (
@@ -175,7 +153,7 @@ _EXPERTS = (
         requires="megatron-core>=0.12,<0.19",
         elsewhere="since 0.19 Megatron marks the weights of experts itself",
         kind=Kind.WRAP,
-        make=_make_experts,
+        make=after(_experts),
         why="gradients of experts whose tensor parallelism is not that of attention are not summed "
         "over the ranks that have the same ones, and those of grouped experts count on one "
         "tensor-parallel rank only in the norm by which gradients are clipped",

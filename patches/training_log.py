@@ -6,39 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge.patches._factory import megatron_arguments, megatron_patch
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    module = context.module
-    number = context.argument("iteration")
-    first = context.argument("is_first_iteration")
-
-    def training_log(*args: Any, **kwargs: Any) -> Any:
-        """Start a new mean after the first iteration where its line is one of the interval's."""
-        interval = module.get_args().log_interval
-        if first.get(args, kwargs) and number.get(args, kwargs) % interval == 0:
-            args, kwargs = first.put(args, kwargs, False)  # type: ignore[assignment]
-        return upstream(*args, **kwargs)
-
-    return training_log
+def _log(context: PatchContext, call: Callable[..., Any], iteration: int, first: bool) -> Any:
+    """Start a new mean after the first iteration where its line is one of the interval's."""
+    if first and iteration % context.module.get_args().log_interval == 0:
+        return call(is_first_iteration=False)
+    return call()
 
 
-def _make_sizes(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    size = context.argument("num_layers")
-
-    def ensure_initialized(*args: Any, **kwargs: Any) -> Any:
-        """Upstream's zeros of a stage without experts, as many as one with experts records."""
-        given = megatron_arguments()
-        if given is None:
-            return upstream(*args, **kwargs)
-        layers = given.num_layers + (given.mtp_num_layers or 0)
-        changed = size.put(args, kwargs, layers)
-        return upstream(*changed[0], **changed[1])
-
-    return ensure_initialized
+def _sizes(_context: PatchContext, call: Callable[..., Any], _num_layers: int) -> Any:
+    """Upstream's zeros of a stage without experts, as many as one with experts records."""
+    given = megatron_arguments()
+    if given is None:
+        return call()
+    return call(num_layers=given.num_layers + (given.mtp_num_layers or 0))
 
 
 PATCHES = (
@@ -46,7 +29,7 @@ PATCHES = (
         id="first-logged-loss",
         target="megatron.training.training:training_log",
         kind=Kind.WRAP,
-        make=_make,
+        make=around(_log),
         why="the line after the first iteration of a run leaves its loss in the next line's mean, "
         "even where it closed an interval",
         removed_when="upstream resets its sums at every line that closes an interval",
@@ -59,7 +42,7 @@ PATCHES = (
         id="expert-metrics",
         target="megatron.core.transformer.moe.moe_logging:MoEMetricsTracker.ensure_initialized",
         kind=Kind.WRAP,
-        make=_make_sizes,
+        make=around(_sizes),
         why="stages sum the losses of their experts by layer; of a hybrid model, a stage without "
         "experts makes one number for each layer with experts, the others one for each layer",
         removed_when="upstream's training loop counts all layers, as its main does",

@@ -11,6 +11,7 @@ from typing import Any, Final
 from accel_bridge.errors import BridgeError
 from accel_bridge.patching.host import flag_of
 from accel_bridge.plugins.checks import Check, Finding, Machine, Run, fails, of_error, ok, warning
+from accel_bridge.process.parser import is_number
 
 _SUBJECT: Final = "Data"
 #: Arguments that name data: prefixes, with or without a weight before each.
@@ -47,17 +48,9 @@ def _list(value: Any) -> list[Any]:
 def _without_weights(words: list[str]) -> list[str]:
     """Where every other word is a number, these are the weights."""
     weights, names = words[::2], words[1::2]
-    if names and len(words) % 2 == 0 and all(map(_is_number, weights)):
+    if names and len(words) % 2 == 0 and all(map(is_number, weights)):
         return names
     return words
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _in_file(path: Path) -> list[str]:

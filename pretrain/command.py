@@ -90,10 +90,6 @@ FIRST_MODEL: Final = (
 )
 
 
-class MissingArguments(BridgeError):
-    """Nothing says what to train."""
-
-
 def parser() -> argparse.ArgumentParser:
     """The options that are torchrun's; everything else is Megatron's."""
     result = Parser(
@@ -145,7 +141,7 @@ def training_command(argv: Sequence[str]) -> list[str]:
     launch.check_options(options)
     check_variables(os.environ)
     if not megatron:
-        raise MissingArguments(
+        raise BridgeError(
             "There are no arguments for Megatron: nothing says what to train.",
             # Another command's runner is no word of the user's.
             evidence=f"accel-bridge pretrain {shlex.join(argv)}".rstrip()

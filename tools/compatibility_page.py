@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from charts import Bar, bars, table
 from compatibility_results import KINDS, OUTCOMES, ROOT, Row, Run, runs
-from packaging.version import InvalidVersion, Version
+from targets import ordered
 
 _INTRODUCTION: Final = """\
 # Compatibility
@@ -179,15 +179,7 @@ def patches_table() -> str:
 
 
 def _versions(rows: Iterable[Row]) -> list[str]:
-    """Numbers by order, then branches."""
-
-    def key(name: str) -> tuple[bool, Version]:
-        try:
-            return False, Version(name)
-        except InvalidVersion:
-            return True, Version("0")
-
-    return sorted({row.megatron for row in rows}, key=key)
+    return ordered({row.megatron for row in rows})
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -23,6 +23,8 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Final
 
+import charts
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 DIRECTORY: Final = ROOT / "docs" / "examples"
 FACTS: Final = DIRECTORY / "examples.json"
@@ -53,17 +55,18 @@ def read() -> dict[str, dict[str, Any]]:
 
 def table() -> str:
     """A Markdown table of all tutorials."""
-    lines = ["| tutorial | command | CPU minutes | curve |\n", "|---|---|---|---|\n"]
+    rows = []
     for name, fact in read().items():
         picture = f'<img src="{name}/curve.png" alt="{fact.get("alt")}" width="240">'
-        cells = (
-            f"[{fact['title']}]({name}/{script(fact)})",
-            f"`bash docs/examples/{name}/{script(fact)}`",
-            f"{fact['cpu'] / 60:.1f}" if "cpu" in fact else "not measured",
-            picture if fact.get("alt") else "",
+        rows.append(
+            (
+                f"[{fact['title']}]({name}/{script(fact)})",
+                f"`bash docs/examples/{name}/{script(fact)}`",
+                f"{fact['cpu'] / 60:.1f}" if "cpu" in fact else "not measured",
+                picture if fact.get("alt") else "",
+            )
         )
-        lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)
+    return charts.table(("tutorial", "command", "CPU minutes", "curve"), rows)
 
 
 def script(fact: dict[str, Any]) -> str:

@@ -13,12 +13,13 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Final
-from zipfile import ZipFile
+
+from library_facts import sources
 
 DATA: Final = Path(__file__).with_name("libraries") / "extension.json"
 EXTENSION: Final = "transformer_engine_torch"
@@ -38,18 +39,6 @@ one is not used. Each name that its Python asks for is served by a backend's *ke
 """
 
 
-def texts(place: Path) -> Iterable[tuple[str, str]]:
-    """(path, text) of every module of ``transformer_engine`` in a wheel or a directory."""
-    if place.is_file():
-        with ZipFile(place) as wheel:
-            for name in wheel.namelist():
-                if name.startswith("transformer_engine/") and name.endswith(".py"):
-                    yield name, wheel.read(name).decode()
-        return
-    for file in (place / "transformer_engine").rglob("*.py"):
-        yield str(file.relative_to(place)), file.read_text(encoding="utf-8")
-
-
 def asked(text: str) -> set[str]:
     """The extension's names that one module uses."""
     found = set()
@@ -64,9 +53,9 @@ def asked(text: str) -> set[str]:
 def read(place: Path) -> tuple[str, list[str]]:
     """(release, names) of a wheel or of a directory in which it is unpacked."""
     names, version = set(), re.search(r"(\d+\.\d+\.\d+)", place.name)
-    for path, text in texts(place):
+    for path, text in sources(place if place.is_file() else place / "transformer_engine"):
         # In the exporter `tex` is a set of ONNX operators.
-        if "/jax/" not in path and not path.endswith("onnx_extensions.py"):
+        if "/jax/" not in f"/{path}" and not path.endswith("onnx_extensions.py"):
             names |= asked(text)
     return version[1] if version else place.name, sorted(names - _OTHERS)
 

@@ -153,21 +153,6 @@ def result(name: str, *words: str) -> Callable[[], str]:
     return of_results
 
 
-def names_table(module: str) -> Callable[[], str]:
-    """What public names of torch do on a device that is not CUDA."""
-
-    def of_names() -> str:
-        from accel_bridge.device import names
-
-        groups: tuple[names.Names, ...] = getattr(names, module.upper())
-        return table(
-            ("names", "on the CPU", "why"),
-            ((", ".join(f"`{name}`" for name in one.names), one.does, one.why) for one in groups),
-        )
-
-    return of_names
-
-
 def strangers_table() -> str:
     """Other projects' tests with and without the bridge."""
     import json
@@ -188,7 +173,6 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "ascend_limits": ascend_limits_table(("operator", "arguments and pages")),
     "ascend_limits_zh": ascend_limits_table(("算子", "参数与出处")),
     "ascend_rules": ascend_rules_table,
-    **{f"names_{module}": names_table(module) for module in ("cuda", "accelerator", "tensors")},
     "strangers": strangers_table,
     "checks": checks_table,
     "examples": examples_table,

@@ -8,13 +8,13 @@ repository, which the site does not have, become plain words. Headings between `
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import examples
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.nav import Link, Navigation, Section
@@ -50,7 +50,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, page in ROOT_PAGES.items():
         text = (ROOT / name).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
-    for name in tutorials():
+    for name in examples.read():
         page = f"examples/{name}.md"
         inclusion = InclusionLevel.NOT_IN_NAV
         made = File.generated(config, page, content=tutorial(name), inclusion=inclusion)
@@ -58,18 +58,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def tutorials() -> dict[str, dict[str, Any]]:
-    """Directory in docs/examples -> what is known of the tutorial."""
-    facts: dict[str, dict[str, Any]] = json.loads(
-        (ROOT / "docs/examples/examples.json").read_text(encoding="utf-8")
-    )
-    return facts
-
-
 def tutorial(name: str) -> str:
     """A tutorial's page: the command, a real run of it, other commands, the script."""
-    fact = tutorials()[name]
-    file = fact.get("script", "run.sh")
+    fact = examples.read()[name]
+    file = examples.script(fact)
     directory = ROOT / "docs/examples" / name
     script = (directory / file).read_text(encoding="utf-8")
     head = re.match(r"#![^\n]*\n((?:#[^\n]*\n)+)", script)
@@ -224,7 +216,7 @@ def lead(to: str, here: str, page: str, files: Files) -> str | None:
         return to
     path = posixpath.normpath(posixpath.join(posixpath.dirname(here), to))
     script = re.fullmatch(r"docs/examples/([\w-]+)/(?:run|find|rehearse)\.sh", path)
-    if script and script[1] in tutorials():
+    if script and script[1] in examples.read():
         path = f"docs/examples/{script[1]}.md"
     target = ROOT_PAGES.get(path, path.removeprefix("docs/"))
     if (

@@ -213,17 +213,13 @@ _LOGS: Final = ("*.log", "*.txt", "*.jsonl", "*.out")
 _LINE: Final = 1 << 20
 
 
-class PlotError(BridgeError):
-    """What should be drawn cannot be read, or holds no training."""
-
-
 def read_run(path: Path, name: str = "") -> Run:
     """The run in a log, a recording, an event file, or a directory with logs or event files.
 
     The logs of a directory are one run: what was stopped and resumed.
 
     :param name: of the run; by default its path.
-    :raises PlotError: there is no training in it.
+    :raises BridgeError: there is no training in it.
     :raises BridgeError: a recording cannot be read, or TensorBoard's reader is not installed.
     """
     name = name or str(path)
@@ -231,7 +227,7 @@ def read_run(path: Path, name: str = "") -> Run:
         if path.is_dir():
             run = _read_directory(path, name)
         elif not path.is_file():
-            raise PlotError(
+            raise BridgeError(
                 f"There is no {path}." if not path.exists() else f"{path} is no file.",
                 evidence=f"looked in {Path.cwd()}",
                 next="name a training log, a recording, or a directory with logs or event files",
@@ -239,7 +235,7 @@ def read_run(path: Path, name: str = "") -> Run:
         else:
             run = _read_file(path, name)
     except OSError as error:
-        raise PlotError(
+        raise BridgeError(
             f"{path} cannot be read.",
             evidence=str(error),
             next="name a file that you may read",
@@ -256,7 +252,7 @@ def _read_directory(directory: Path, name: str) -> Run:
         return by_iteration(name, points)
     if next(directory.rglob(f"*{EVENTS}*"), None) is not None:
         return read_events(directory, name)
-    raise PlotError(
+    raise BridgeError(
         f"{directory} holds no training run.",
         evidence=f"{len(logs)} files {', '.join(_LOGS)} in it without an iteration, and no "
         f"{EVENTS} in it or below",
@@ -312,11 +308,11 @@ def _from_recording(found: recording.Recording, name: str) -> Run:
     )
 
 
-def _nothing(path: Path) -> PlotError:
+def _nothing(path: Path) -> BridgeError:
     with path.open(encoding="utf-8", errors="replace") as file:
         head = file.read(300).strip()
     first = head.splitlines()[0][:80] if head else ""
-    return PlotError(
+    return BridgeError(
         f"{path} holds no training run.",
         evidence=f"it begins with {first!r}" if head else "the file is empty",
         next="name what `accel-bridge pretrain` or your script printed (lines with `iteration N/ M "

@@ -20,82 +20,35 @@ names of ``torch.cuda`` differently.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from accel_bridge.process.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from accel_bridge.device._context import Context, Part
-    from accel_bridge.device._cuda_module import DeviceFunctionError
-    from accel_bridge.device._devices import DeviceMap, InvalidDevice, check_index
-    from accel_bridge.device._distributed import (
-        averages,
-        flat_collectives,
-        held_sends,
-        mixed_gathers,
-        repeated_waits,
-        uneven_gathers,
-        wide_reductions,
-    )
+    from accel_bridge.device._context import Context as Context
+    from accel_bridge.device._context import Part as Part
+    from accel_bridge.device._cuda_module import DeviceFunctionError as DeviceFunctionError
+    from accel_bridge.device._devices import DeviceMap as DeviceMap
+    from accel_bridge.device._devices import InvalidDevice as InvalidDevice
+    from accel_bridge.device._devices import check_index as check_index
+    from accel_bridge.device._distributed import averages as averages
+    from accel_bridge.device._distributed import flat_collectives as flat_collectives
+    from accel_bridge.device._distributed import held_sends as held_sends
+    from accel_bridge.device._distributed import mixed_gathers as mixed_gathers
+    from accel_bridge.device._distributed import repeated_waits as repeated_waits
+    from accel_bridge.device._distributed import uneven_gathers as uneven_gathers
+    from accel_bridge.device._distributed import wide_reductions as wide_reductions
+    from accel_bridge.device._functions import first_of_equals as first_of_equals
+    from accel_bridge.device._functions import float16_matmuls_in as float16_matmuls_in
+    from accel_bridge.device._functions import functions as functions
     from accel_bridge.device._functions import (
-        first_of_equals,
-        float16_matmuls_in,
-        functions,
-        materialized_flex_attention,
+        materialized_flex_attention as materialized_flex_attention,
     )
-    from accel_bridge.device._generators import generator_state, host_generator, set_generator_state
-    from accel_bridge.device._redirection import DeviceRedirection
-    from accel_bridge.device.device import Renamed
+    from accel_bridge.device._generators import generator_state as generator_state
+    from accel_bridge.device._generators import host_generator as host_generator
+    from accel_bridge.device._generators import set_generator_state as set_generator_state
+    from accel_bridge.device._redirection import DeviceRedirection as DeviceRedirection
+    from accel_bridge.device.device import Renamed as Renamed
 
-__all__ = [
-    "Context",
-    "DeviceFunctionError",
-    "DeviceMap",
-    "DeviceRedirection",
-    "InvalidDevice",
-    "Part",
-    "Renamed",
-    "averages",
-    "check_index",
-    "first_of_equals",
-    "flat_collectives",
-    "float16_matmuls_in",
-    "functions",
-    "generator_state",
-    "held_sends",
-    "host_generator",
-    "materialized_flex_attention",
-    "mixed_gathers",
-    "repeated_waits",
-    "set_generator_state",
-    "uneven_gathers",
-    "wide_reductions",
-]
-
-#: Loaded when asked for: they import torch, and what only looks at devices does not.
-_PUBLIC: Final = {
-    "averages": "device._distributed",
-    "Context": "device._context",
-    "Part": "device._context",
-    "DeviceFunctionError": "device._cuda_module",
-    "DeviceMap": "device._devices",
-    "InvalidDevice": "device._devices",
-    "check_index": "device._devices",
-    "flat_collectives": "device._distributed",
-    "functions": "device._functions",
-    "generator_state": "device._generators",
-    "host_generator": "device._generators",
-    "set_generator_state": "device._generators",
-    "mixed_gathers": "device._distributed",
-    "float16_matmuls_in": "device._functions",
-    "DeviceRedirection": "device._redirection",
-    "Renamed": "device.device",
-    "held_sends": "device._distributed",
-    "repeated_waits": "device._distributed",
-    "first_of_equals": "device._functions",
-    "materialized_flex_attention": "device._functions",
-    "uneven_gathers": "device._distributed",
-    "wide_reductions": "device._distributed",
-}
-
-__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+# They import torch, and what only looks at devices does not.
+__getattr__, __dir__, __all__ = lazy_names(__name__)

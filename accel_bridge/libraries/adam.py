@@ -10,8 +10,7 @@ Source: transformer_engine/common/multi_tensor/adam.cu, apex/csrc/multi_tensor_a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -28,26 +27,27 @@ _UNCORRECTED: Final = 2**60
 BATCH: Final = 2**25
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdamNumbers:
-    """The numbers of one step.
+class AdamNumbers(NamedTuple):
+    """The numbers of one step, in the order of the libraries' operations.
 
-    :param step: number of this step; the first is 1.
     :param lr: learning rate.
-    :param betas: decay of both moments per step.
-    :param eps: added to the square root, outside it.
-    :param weight_decay: added to the update (decoupled) or to the gradient.
-    :param decoupled: which of the two.
-    :param bias_correction: divide the moments by ``1 - beta^step``.
+    :param beta1: decay of the first moment per step.
+    :param beta2: decay of the second.
+    :param epsilon: added to the square root, outside it.
+    :param step: number of this step; the first is 1.
+    :param mode: 0 adds the weight decay to the gradient, 1 to the update (decoupled).
+    :param bias_correction: 1 divides the moments by ``1 - beta^step``.
+    :param weight_decay: per unit of ``lr``.
     """
 
-    step: int
     lr: float
-    betas: tuple[float, float]
-    eps: float
+    beta1: float
+    beta2: float
+    epsilon: float
+    step: int
+    mode: int
+    bias_correction: int
     weight_decay: float
-    decoupled: bool
-    bias_correction: bool
 
 
 @torch.no_grad()
@@ -65,12 +65,12 @@ def adam(
     :param main: float32 main parameters, or None when ``parameters`` are their own.
     :param scale: factor of the gradients, which may be left scaled: one float32 element, or None.
     """
-    coupled = bool(numbers.weight_decay) and not numbers.decoupled
+    coupled = bool(numbers.weight_decay) and numbers.mode != 1
     options = AdamWOptions(
-        step=numbers.step if numbers.bias_correction else _UNCORRECTED,
+        step=numbers.step if numbers.bias_correction == 1 else _UNCORRECTED,
         lr=numbers.lr,
-        betas=numbers.betas,
-        eps=numbers.eps,
+        betas=(numbers.beta1, numbers.beta2),
+        eps=numbers.epsilon,
         weight_decay=0.0 if coupled else numbers.weight_decay,
     )
     weights = parameters if main is None else main
@@ -129,9 +129,9 @@ def adam_capturable(
     :param noop_flag: [1]; when it is 1 nothing changes.
     """
     active = noop_flag.reshape(()) != 1
-    beta1, beta2 = numbers.betas
+    beta1, beta2 = numbers.beta1, numbers.beta2
     corrections: tuple[torch.Tensor | float, torch.Tensor | float] = (1.0, 1.0)
-    if numbers.bias_correction:
+    if numbers.bias_correction == 1:
         count = step.reshape(()).to(torch.float64)
         corrections = ((1 - beta1**count).float(), (1 - beta2**count).float())
     rate, factor = lr.reshape(()), inv_scale.reshape(())
@@ -142,12 +142,12 @@ def adam_capturable(
         g = gradient.float() * factor
         p = weight.float()
         gradient.copy_(torch.where(active, g, gradient))
-        if not numbers.decoupled:
+        if numbers.mode != 1:
             g = g + numbers.weight_decay * p
         new_m = beta1 * m.float() + (1 - beta1) * g
         new_v = beta2 * v.float() + (1 - beta2) * g * g
-        update = (new_m / corrections[0]) / ((new_v / corrections[1]).sqrt() + numbers.eps)
-        if numbers.decoupled:
+        update = (new_m / corrections[0]) / ((new_v / corrections[1]).sqrt() + numbers.epsilon)
+        if numbers.mode == 1:
             update = update + numbers.weight_decay * p
         new_p = torch.where(active, p - rate * update, p)
         m.copy_(torch.where(active, new_m, m))
@@ -177,7 +177,7 @@ def multi_tensor_adam(
     """
     if len(tensor_lists) not in (4, 5):
         raise ValueError(f"four or five lists of tensors are needed, not {len(tensor_lists)}")
-    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    numbers = AdamNumbers(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     gradients, parameters, first, second, *main = tensor_lists
     adam(gradients, parameters, first, second, numbers, main[0] if main else None)
 
@@ -200,7 +200,7 @@ def multi_tensor_adam_capturable(
 
     :param inv_scale: [1], factor of the gradients, which are written back scaled.
     """
-    numbers = numbers_of(0.0, beta1, beta2, epsilon, 0, mode, bias_correction, weight_decay)
+    numbers = AdamNumbers(0.0, beta1, beta2, epsilon, 0, mode, bias_correction, weight_decay)
     gradients, parameters, first, second, *main = tensor_lists
     adam_capturable(
         gradients,
@@ -213,26 +213,4 @@ def multi_tensor_adam_capturable(
         inv_scale=inv_scale,
         noop_flag=noop_flag,
         main=main[0] if main else None,
-    )
-
-
-def numbers_of(
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    step: int,
-    mode: int,
-    bias_correction: int,
-    weight_decay: float,
-) -> AdamNumbers:
-    """The numbers in the order of the libraries' operations; mode 1 is decoupled decay."""
-    return AdamNumbers(
-        step=step,
-        lr=lr,
-        betas=(beta1, beta2),
-        eps=epsilon,
-        weight_decay=weight_decay,
-        decoupled=mode == 1,
-        bias_correction=bias_correction == 1,
     )

@@ -1,7 +1,7 @@
 """Shim for the functions under Apex's norms: forward and backward apart.
 
 What was saved is the input, or with ``memory_efficient`` the output. Statistics are float32, one
-for each row. Outputs have the input's dtype, those of ``mixed_dtypes`` the weight's.
+for each row. Outputs have the weight's dtype, without one the input's.
 
 Legend: ... any leading dimensions (rows); shape is that of the normalized, last dimensions.
 Source: apex/csrc/layer_norm_cuda.cpp.
@@ -19,7 +19,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 def forward(input: torch.Tensor, normalized_shape: Sequence[int], eps: float) -> Tensors:
     """LayerNorm without parameters: output, mean and inverse deviation."""
-    return _layer_norm(input, normalized_shape, None, None, eps, input.dtype)
+    return _layer_norm(input, normalized_shape, None, None, eps)
 
 
 def forward_affine(
@@ -30,37 +30,26 @@ def forward_affine(
     eps: float,
 ) -> Tensors:
     """LayerNorm: output, mean and inverse deviation."""
-    return _layer_norm(input, normalized_shape, gamma, beta, eps, input.dtype)
+    return _layer_norm(input, normalized_shape, gamma, beta, eps)
 
 
-def forward_affine_mixed_dtypes(
-    input: torch.Tensor,
-    normalized_shape: Sequence[int],
-    gamma: torch.Tensor,
-    beta: torch.Tensor,
-    eps: float,
-) -> Tensors:
-    """LayerNorm in the weight's dtype: output, mean and inverse deviation."""
-    return _layer_norm(input, normalized_shape, gamma, beta, eps, gamma.dtype)
+#: The real library tells them apart: its kernels are compiled for one dtype, and for two.
+forward_affine_mixed_dtypes = forward_affine
 
 
 def rms_forward(input: torch.Tensor, normalized_shape: Sequence[int], eps: float) -> Tensors:
     """RMSNorm without a weight: output and inverse root mean square."""
-    return _rms_norm(input, normalized_shape, None, eps, input.dtype)
+    return _rms_norm(input, normalized_shape, None, eps)
 
 
 def rms_forward_affine(
     input: torch.Tensor, normalized_shape: Sequence[int], gamma: torch.Tensor, eps: float
 ) -> Tensors:
     """RMSNorm: output and inverse root mean square."""
-    return _rms_norm(input, normalized_shape, gamma, eps, input.dtype)
+    return _rms_norm(input, normalized_shape, gamma, eps)
 
 
-def rms_forward_affine_mixed_dtypes(
-    input: torch.Tensor, normalized_shape: Sequence[int], gamma: torch.Tensor, eps: float
-) -> Tensors:
-    """RMSNorm in the weight's dtype: output and inverse root mean square."""
-    return _rms_norm(input, normalized_shape, gamma, eps, gamma.dtype)
+rms_forward_affine_mixed_dtypes = rms_forward_affine
 
 
 def backward(
@@ -134,7 +123,6 @@ def _layer_norm(
     gamma: torch.Tensor | None,
     beta: torch.Tensor | None,
     eps: float,
-    dtype: torch.dtype,
 ) -> Tensors:
     x = _rows(input, shape)
     mean = x.mean(-1, keepdim=True)
@@ -143,22 +131,20 @@ def _layer_norm(
     output = centered * inverse
     if gamma is not None and beta is not None:
         output = output * gamma.reshape(-1).float() + beta.reshape(-1).float()
-    return output.to(dtype).view(input.shape), mean.view(-1), inverse.view(-1)
+    output = output.to(input.dtype if gamma is None else gamma.dtype)
+    return output.view(input.shape), mean.view(-1), inverse.view(-1)
 
 
 def _rms_norm(
-    input: torch.Tensor,
-    shape: Sequence[int],
-    gamma: torch.Tensor | None,
-    eps: float,
-    dtype: torch.dtype,
+    input: torch.Tensor, shape: Sequence[int], gamma: torch.Tensor | None, eps: float
 ) -> Tensors:
     x = _rows(input, shape)
     inverse = torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     output = x * inverse
     if gamma is not None:
         output = output * gamma.reshape(-1).float()
-    return output.to(dtype).view(input.shape), inverse.view(-1)
+    output = output.to(input.dtype if gamma is None else gamma.dtype)
+    return output.view(input.shape), inverse.view(-1)
 
 
 def _gradients(

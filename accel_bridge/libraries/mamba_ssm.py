@@ -10,7 +10,7 @@ convolution. Hidden size of norms h.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch.nn import functional
@@ -253,7 +253,15 @@ def rmsnorm_fn(
 
 
 class _Gated(torch.nn.Module):
-    """What both norms share."""
+    """A norm of groups of channels, with a gate.
+
+    :param hidden_size: h.
+    :param group_size: channels that are normalised together; default h.
+    :param norm_before_gate: ``norm(x) * silu(z)``, else ``norm(x * silu(z))``.
+    """
+
+    is_rms_norm: ClassVar[bool]
+    bias: torch.nn.Parameter | None
 
     def __init__(
         self,
@@ -267,14 +275,13 @@ class _Gated(torch.nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.empty(hidden_size, device=device, dtype=dtype))
-        self.bias: torch.nn.Parameter | None
-        self._add_bias()
+        absent = self.is_rms_norm
+        self.register_parameter(
+            "bias", None if absent else torch.nn.Parameter(torch.empty_like(self.weight))
+        )
         self.group_size = group_size
         self.norm_before_gate = norm_before_gate
         self.reset_parameters()
-
-    def _add_bias(self) -> None:
-        self.register_parameter("bias", None)
 
     def reset_parameters(self) -> None:
         """Ones, and zeros for the bias."""
@@ -282,38 +289,22 @@ class _Gated(torch.nn.Module):
         if self.bias is not None:
             torch.nn.init.zeros_(self.bias)
 
-
-class LayerNorm(_Gated):
-    """A layer norm of groups of channels, with a gate.
-
-    :param hidden_size: h.
-    :param group_size: channels that are normalised together; default h.
-    :param norm_before_gate: ``norm(x) * silu(z)``, else ``norm(x * silu(z))``.
-    """
-
-    def _add_bias(self) -> None:
-        self.bias = torch.nn.Parameter(torch.empty_like(self.weight))
-
     def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
         """[..., h], as ``x`` and ``z``."""
-        return layernorm_fn(
-            x, self.weight, self.bias, z, self.eps, self.group_size, self.norm_before_gate
-        )
+        form = self.eps, self.group_size, self.norm_before_gate, self.is_rms_norm
+        return layernorm_fn(x, self.weight, self.bias, z, *form)
+
+
+class LayerNorm(_Gated):
+    """A layer norm of groups of channels, with a gate."""
+
+    is_rms_norm = False
 
 
 class RMSNorm(_Gated):
-    """A norm of groups of channels by their root mean square, with a gate.
+    """A norm of groups of channels by their root mean square, with a gate."""
 
-    :param hidden_size: h.
-    :param group_size: channels that are normalised together; default h.
-    :param norm_before_gate: ``norm(x) * silu(z)``, else ``norm(x * silu(z))``.
-    """
-
-    def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., h], as ``x`` and ``z``."""
-        return rmsnorm_fn(
-            x, self.weight, self.bias, z, self.eps, self.group_size, self.norm_before_gate
-        )
+    is_rms_norm = True
 
 
 @torch.no_grad()

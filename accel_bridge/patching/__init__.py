@@ -21,6 +21,7 @@ from accel_bridge.patching._record import (
     State,
     Status,
     after,
+    around,
     before,
 )
 from accel_bridge.patching.source import SourceTree, source_digest
@@ -44,6 +45,7 @@ __all__ = [
     "against_tree",
     "against_version",
     "armed",
+    "around",
     "before",
     "choose",
     "draft",

@@ -66,8 +66,8 @@ class Argument:
         return kwargs.get(self.name, self.default)
 
     def put(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any
-    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], value: Any
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The call's arguments with ``value`` in its place."""
         if self.position is not None and self.position < len(args):
             return (*args[: self.position], value, *args[self.position + 1 :]), kwargs
@@ -303,24 +303,47 @@ class Status:
 Make = Callable[[PatchContext], Callable[..., Any]]
 
 
+def around(action: Callable[..., Any]) -> Make:
+    """``make`` of a WRAP patch: ``action`` in place of the original, which it may call.
+
+    :param action: gets the patch's context, ``call`` and the values of the parameters in ``uses``;
+        what it returns is the result. ``call()`` is the original with the call as it came,
+        ``call(name=value)`` with another value for a parameter in ``uses``, by its first name.
+    """
+
+    def make(context: PatchContext) -> Callable[..., Any]:
+        original = context.original
+        used = {
+            spelling if isinstance(spelling, str) else spelling[0]: context.argument(spelling)
+            for spelling in context.patch.uses
+        }
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            def call(**changes: Any) -> Any:
+                words, named = args, kwargs
+                for name, value in changes.items():
+                    words, named = used[name].put(words, named, value)
+                return original(*words, **named)
+
+            return action(context, call, *(one.get(args, kwargs) for one in used.values()))
+
+        return wrapper
+
+    return make
+
+
 def before(action: Callable[..., None]) -> Make:
     """``make`` of a WRAP patch: ``action``, then the original with the call as it came.
 
     :param action: gets the patch's context and the values of the parameters in ``uses``.
     """
 
-    def make(context: PatchContext) -> Callable[..., Any]:
-        original = context.original
-        used = [context.argument(spelling) for spelling in context.patch.uses]
+    def act_then_call(context: PatchContext, call: Callable[[], Any], *used: Any) -> Any:
+        action(context, *used)
+        return call()
 
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            action(context, *(one.get(args, kwargs) for one in used))
-            return original(*args, **kwargs)
-
-        return call
-
-    return make
+    return around(act_then_call)
 
 
 def after(action: Callable[..., None]) -> Make:
@@ -330,16 +353,9 @@ def after(action: Callable[..., None]) -> Make:
         parameters in ``uses``.
     """
 
-    def make(context: PatchContext) -> Callable[..., Any]:
-        original = context.original
-        used = [context.argument(spelling) for spelling in context.patch.uses]
+    def call_then_act(context: PatchContext, call: Callable[[], Any], *used: Any) -> Any:
+        result = call()
+        action(context, result, *used)
+        return result
 
-        @functools.wraps(original)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            action(context, result, *(one.get(args, kwargs) for one in used))
-            return result
-
-        return call
-
-    return make
+    return around(call_then_act)

@@ -5,7 +5,7 @@ and one plugin: it was loaded, or it failed and its traceback is kept.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint
@@ -25,29 +25,11 @@ _MOST_SHOWN: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedPlugin:
-    """A plugin that was imported and registered.
-
-    :param name: name of its entry point, or its module path when it was named by that.
-    :param distribution: name and version of the package that brings it; empty for a module path.
-    :param module: the entry point's value, or the module path.
-    :param builtin: it comes with accel_bridge itself.
-    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
-    """
-
-    name: str
-    distribution: str
-    module: str
-    builtin: bool
-    requested: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class FailedPlugin:
     """A plugin, or one of its hooks, that failed.
 
-    :param name: as in :class:`LoadedPlugin`.
-    :param distribution: as in :class:`LoadedPlugin`.
+    :param name: as in :class:`Plugin`.
+    :param distribution: as in :class:`Plugin`.
     :param stage: ``metadata``, ``import``, ``registration``, ``duplicate``, ``probe`` or the name
         of the hook that raised.
     :param error: the error in one line.
@@ -89,79 +71,79 @@ def tell_failed(failures: Iterable[FailedPlugin]) -> None:
         warn(str(failed))
 
 
-def failure(
-    name: str,
-    distribution: str,
-    stage: str,
-    error: BaseException | str,
-    requested: bool = False,
-) -> FailedPlugin:
-    """What an error, or a reason in words, means for the plugin; see :class:`FailedPlugin`."""
-    if isinstance(error, str):
-        return FailedPlugin(name, distribution, stage, error, None, requested)
-    line = " ".join(traceback.format_exception_only(error)[-1].split())
-    line = line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
-    text = "".join(traceback.format_exception(error))
-    return FailedPlugin(name, distribution, stage, line, text, requested)
-
-
 #: The distribution whose plugins are the built-in ones; they are loaded first.
 DISTRIBUTION: Final = "accel-bridge"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A plugin that may be loaded, and how."""
+class Plugin:
+    """A plugin that was found.
+
+    :param name: name of its entry point, or its module path when it was named by that.
+    :param distribution: name and version of the package that brings it; empty for a module path.
+    :param module: the entry point's value, or the module path.
+    :param builtin: it comes with accel_bridge itself.
+    :param requested: the user named it in ``ACCEL_BRIDGE_PLUGINS``.
+    """
 
     name: str
     distribution: str
     module: str
     builtin: bool
-    requested: bool
-    load: Callable[[], object]
+    requested: bool = False
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, in a message."""
+        return self.distribution or self.module
 
     def is_named(self, word: str) -> bool:
         """Whether a word of ``ACCEL_BRIDGE_PLUGINS`` means this plugin."""
         names = {self.name, self.module, self.module.replace(":", "."), self.distribution}
         return word in names | {self.distribution.split(" ")[0]}
 
+    def load(self) -> object:
+        """Import it."""
+        if not self.distribution:
+            return import_module(self.module)
+        return EntryPoint(self.name, self.module, hookspecs.PROJECT).load()
+
     def failed(self, stage: str, error: BaseException | str) -> FailedPlugin:
-        return failure(self.name, self.distribution, stage, error, self.requested)
+        """What an error, or a reason in words, means; see :class:`FailedPlugin`."""
+        line, text = str(error), None
+        if isinstance(error, BaseException):
+            line = " ".join(traceback.format_exception_only(error)[-1].split())
+            line = line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
+            text = "".join(traceback.format_exception(error))
+        return FailedPlugin(self.name, self.distribution, stage, line, text, self.requested)
 
 
-def candidates(
-    choice: PluginChoice, installed: Iterable[EntryPoint] | None, failed: list[FailedPlugin]
-) -> list[Candidate]:
-    """All in their order, less those that the user left out.
+def candidates(choice: PluginChoice, failed: list[FailedPlugin]) -> list[Plugin]:
+    """The plugins to load in their order, less those that the user left out.
 
-    :param installed: entry points instead of the installed ones.
     :param failed: gets the distributions whose metadata cannot be read.
     :raises PluginError: accel_bridge itself is not among them.
     """
-    found = _ordered(choice, installed, failed)
+    found = _ordered(choice, failed)
     # A word that excludes nothing is reported.
     for word in choice.excluded:
-        if not any(candidate.is_named(word) for candidate in found):
-            names = [candidate.name for candidate in found]
+        if not any(plugin.is_named(word) for plugin in found):
+            names = [plugin.name for plugin in found]
             warn_once(f"{PLUGINS.name}=-{word} leaves out nothing{did_you_mean(word, names)}")
     return [
-        candidate
-        for candidate in found
-        if not any(candidate.is_named(word) for word in choice.excluded)
+        plugin for plugin in found if not any(plugin.is_named(word) for word in choice.excluded)
     ]
 
 
-def _ordered(
-    choice: PluginChoice, installed: Iterable[EntryPoint] | None, failed: list[FailedPlugin]
-) -> list[Candidate]:
+def _ordered(choice: PluginChoice, failed: list[FailedPlugin]) -> list[Plugin]:
     """Built-in plugins first, then third parties by distribution and name, then module paths."""
-    if installed is None:
-        installed = entry_points_of(
-            hookspecs.PROJECT,
-            lambda name, error: failed.append(failure(name, name, "metadata", error)),
-        )
-    found = [_from_entry_point(entry, choice) for entry in installed]
-    if not any(candidate.builtin for candidate in found):
+
+    def damaged(name: str, error: Exception) -> None:
+        failed.append(Plugin(name, name, "", builtin=False).failed("metadata", error))
+
+    entries = entry_points_of(hookspecs.PROJECT, damaged)
+    found = [_from_entry_point(entry, choice) for entry in entries]
+    if not any(plugin.builtin for plugin in found):
         raise PluginError(
             "accel_bridge is not installed: its own backends were not found",
             evidence=f"no entry point of the group {hookspecs.PROJECT!r} comes from the "
@@ -170,24 +152,11 @@ def _ordered(
         )
     found.sort(key=lambda plugin: (not plugin.builtin, plugin.distribution, plugin.name))
     paths = [word for word in choice.extra if not any(plugin.is_named(word) for plugin in found)]
-    return found + [_from_module_path(path) for path in paths]
+    return found + [Plugin(path, "", path, builtin=False, requested=True) for path in paths]
 
 
-def _from_entry_point(entry: EntryPoint, choice: PluginChoice) -> Candidate:
+def _from_entry_point(entry: EntryPoint, choice: PluginChoice) -> Plugin:
     name, version = identity(entry.dist)
-    candidate = Candidate(
-        entry.name,
-        f"{name} {version}".strip(),
-        entry.value,
-        builtin=name.lower().replace("_", "-") == DISTRIBUTION,
-        requested=False,
-        load=entry.load,
-    )
-    requested = any(candidate.is_named(word) for word in choice.extra)
-    return replace(candidate, requested=requested)
-
-
-def _from_module_path(path: str) -> Candidate:
-    return Candidate(
-        path, "", path, builtin=False, requested=True, load=lambda: import_module(path)
-    )
+    builtin = name.lower().replace("_", "-") == DISTRIBUTION
+    plugin = Plugin(entry.name, f"{name} {version}".strip(), entry.value, builtin)
+    return replace(plugin, requested=any(plugin.is_named(word) for word in choice.extra))

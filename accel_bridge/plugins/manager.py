@@ -11,22 +11,15 @@ import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any, Final, Generic, NoReturn, TypeVar
 
 import pluggy
 
 from accel_bridge.device.backend import Backend
 from accel_bridge.plugins import hookspecs
-from accel_bridge.plugins.candidates import (
-    Candidate,
-    FailedPlugin,
-    LoadedPlugin,
-    candidates,
-    failure,
-)
+from accel_bridge.plugins.candidates import FailedPlugin, Plugin, candidates
 from accel_bridge.plugins.commands import Command
 from accel_bridge.process.environment import PLUGINS, VARIABLES, PluginChoice, Variable
 from accel_bridge.process.log import warn
@@ -110,7 +103,7 @@ class Plugins:
     """
 
     manager: pluggy.PluginManager
-    loaded: tuple[LoadedPlugin, ...]
+    loaded: tuple[Plugin, ...]
     not_loaded: tuple[FailedPlugin, ...]
 
     @property
@@ -204,24 +197,23 @@ class Plugins:
         """What the hook for ``noun`` gives, by unique names; a second one of a name failed."""
         hook = f"accel_bridge_{noun}s"
         collected: Collected[Any] = self._collect(hook)
-        sources = {plugin.name: plugin.distribution or plugin.module for plugin in self.loaded}
         owners = {variable.name: "accel_bridge" for variable in VARIABLES}
         kept, failed = [], list(collected.failed)
         for found in collected.items:
-            source, asked = sources[found.plugin], found.plugin in self.requested
+            plugin = self._named[found.plugin]
             try:
                 name = _checked_name(found.item, kind)
             except TypeError as error:
-                failed.append(failure(found.plugin, source, hook, error, asked))
+                failed.append(plugin.failed(hook, error))
                 continue
             if name in owners:
                 # Whoever asks for a backend by its name must learn that two plugins claim it.
-                of, stage = (name, "duplicate") if kind is Backend else (found.plugin, hook)
+                of, stage = (name, "duplicate") if kind is Backend else (plugin.name, hook)
                 taken = f"the {noun} name {name!r} is taken by {owners[name]}"
-                unused = f"that of plugin {found.plugin!r} ({source}) is not used"
-                failed.append(FailedPlugin(of, source, stage, f"{taken}; {unused}", None, asked))
+                unused = f"that of plugin {plugin.name!r} ({plugin.source}) is not used"
+                failed.append(replace(plugin, name=of).failed(stage, f"{taken}; {unused}"))
                 continue
-            owners[name] = f"plugin {found.plugin!r} ({source})"
+            owners[name] = f"plugin {plugin.name!r} ({plugin.source})"
             kept.append(found)
         return Collected(tuple(kept), tuple(failed))
 
@@ -232,29 +224,27 @@ class Plugins:
 
         :param fits: whether an element of the returned list is what the hook must return.
         """
-        sources = {plugin.name: plugin.distribution for plugin in self.loaded}
         items: list[Contribution[Item]] = []
         failed: list[FailedPlugin] = []
         caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
         # pluggy keeps them in the order of registration and calls the last one first.
         for found in caller.get_hookimpls():
-            name = found.plugin_name
-            call = of_plugin(f"calling {hook} of", name, sources[name])
+            plugin = self._named[found.plugin_name]
+            call = of_plugin(f"calling {hook} of", plugin.name, plugin.distribution)
             try:
-                with nullcontext() if name in self.builtin else call:
+                with nullcontext() if plugin.builtin else call:
                     given: Any = found.function(*(arguments[word] for word in found.argnames))
-                    items += [Contribution(name, item) for item in _checked_items(given, fits)]
+                    given = _checked_items(given, fits)
+                    items += [Contribution(plugin.name, item) for item in given]
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # whatever a vendor's package raises
-                asked = name in self.requested
-                failed.append(failure(name, sources[name], hook, error, asked))
+                failed.append(plugin.failed(hook, error))
         return Collected(tuple(items), tuple(failed))
 
     @cached_property
-    def builtin(self) -> set[str]:
-        """Names of the plugins that come with accel_bridge itself."""
-        return {plugin.name for plugin in self.loaded if plugin.builtin}
+    def _named(self) -> dict[str, Plugin]:
+        return {plugin.name: plugin for plugin in self.loaded}
 
     @cached_property
     def requested(self) -> set[str]:
@@ -262,77 +252,61 @@ class Plugins:
         return {plugin.name for plugin in self.loaded if plugin.requested}
 
 
-def load_plugins(
-    choice: PluginChoice | None = None, *, installed: Iterable[EntryPoint] | None = None
-) -> Plugins:
+def load_plugins(choice: PluginChoice | None = None) -> Plugins:
     """Load the installed plugins and those that the user named, less those left out.
 
     :param choice: the value of ``ACCEL_BRIDGE_PLUGINS``; None for nothing extra.
-    :param installed: entry points to load instead of the installed ones of the group
-        ``accel_bridge``.
     :raises PluginError: accel_bridge itself is not installed, so not even its built-in backends
         can be found. A plugin that fails raises nothing: it is in ``not_loaded``.
     """
     choice = choice or PluginChoice()
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    loaded: list[LoadedPlugin] = []
+    loaded: dict[str, Plugin] = {}
     failed: list[FailedPlugin] = []
-    for candidate in candidates(choice, installed, failed):
-        first = next((plugin for plugin in loaded if plugin.name == candidate.name), None)
+    for plugin in candidates(choice, failed):
+        first = loaded.get(plugin.name)
         if first:
-            failed.append(candidate.failed("duplicate", _taken(first, candidate)))
+            taken = f"the name {plugin.name!r} is taken by {first.source}"
+            unused = f"the one of {plugin.source} was not loaded"
+            failed.append(plugin.failed("duplicate", f"{taken}; {unused}"))
             continue
-        failure = _register(manager, candidate)
+        failure = _register(manager, plugin)
         if failure:
             failed.append(failure)
-            continue
-        loaded.append(
-            LoadedPlugin(
-                candidate.name,
-                candidate.distribution,
-                candidate.module,
-                candidate.builtin,
-                candidate.requested,
-            )
-        )
-    return Plugins(manager, tuple(loaded), tuple(failed))
+        else:
+            loaded[plugin.name] = plugin
+    return Plugins(manager, tuple(loaded.values()), tuple(failed))
 
 
-def _register(manager: pluggy.PluginManager, candidate: Candidate) -> FailedPlugin | None:
+def _register(manager: pluggy.PluginManager, plugin: Plugin) -> FailedPlugin | None:
     """Import and register one plugin; its failure, or None."""
-    call = of_plugin("importing", candidate.name, candidate.distribution or candidate.module)
     try:
-        with nullcontext() if candidate.builtin else call:
-            plugin = candidate.load()
+        with (
+            nullcontext() if plugin.builtin else of_plugin("importing", plugin.name, plugin.source)
+        ):
+            module = plugin.load()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever a vendor's package raises
-        return candidate.failed("import", error)
+        return plugin.failed("import", error)
     try:
-        manager.register(plugin, candidate.name)
+        manager.register(module, plugin.name)
         # Raises for a function marked as the implementation of a hook that does not exist.
         manager.check_pending()
-        callers = manager.get_hookcallers(plugin) or []
+        callers = manager.get_hookcallers(module) or []
         if not callers:
             raise ValueError(
-                f"{candidate.module} implements no hook; mark its functions with "
+                f"{plugin.module} implements no hook; mark its functions with "
                 "@accel_bridge.plugin.hookimpl"
             )
         if any(_is_wrapper(found) for caller in callers for found in caller.get_hookimpls()):
-            raise ValueError(f"{candidate.module} has a hook wrapper; each plugin is called alone")
+            raise ValueError(f"{plugin.module} has a hook wrapper; each plugin is called alone")
     except Exception as error:
-        if manager.get_plugin(candidate.name) is not None:
-            manager.unregister(name=candidate.name)
-        return candidate.failed("registration", error)
+        if manager.get_plugin(plugin.name) is not None:
+            manager.unregister(name=plugin.name)
+        return plugin.failed("registration", error)
     return None
-
-
-def _taken(first: LoadedPlugin, second: Candidate) -> str:
-    return (
-        f"the name {second.name!r} is taken by {first.distribution or first.module}; "
-        f"the one of {second.distribution or second.module} was not loaded"
-    )
 
 
 def _is_wrapper(implementation: pluggy.HookImpl) -> bool:

@@ -139,16 +139,12 @@ class BrokenTorch(BridgeError):
     """PyTorch is installed and cannot be imported."""
 
 
-class NoDirectory(BridgeError):
-    """The current directory was removed."""
-
-
 def _check_directory() -> None:
     """Without one, oneMKL ends the process at the first operation."""
     try:
         os.getcwd()
     except OSError as error:
-        raise NoDirectory(
+        raise BridgeError(
             "The current directory is not there any more.",
             evidence=f"{type(error).__name__}: {error}; PWD={os.environ.get('PWD', '')}",
             next='cd to one that is there (cd "$PWD" where it was made anew), then the same '
@@ -161,7 +157,7 @@ def import_torch() -> None:
 
     :raises MissingPackage: it is not installed.
     :raises BrokenTorch: its import fails, or gives something else than PyTorch.
-    :raises NoDirectory: the current directory is gone.
+    :raises BridgeError: the current directory is gone.
     """
     require("torch")
     _check_directory()

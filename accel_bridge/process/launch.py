@@ -24,12 +24,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 
-class LaunchError(BridgeError):
-    """The ranks could not be started, or one of them failed."""
-
-    exit_code = 1
-
-
 def main(argv: Sequence[str]) -> int:
     """Run torchrun with ``argv``; its exit status."""
     try:
@@ -72,10 +66,11 @@ def _launch(argv: Sequence[str]) -> int:
     except BridgeError as error:
         return report(error, error)
     except Exception as error:  # whatever torchrun makes of its options and of the network
-        explained = LaunchError(
+        explained = BridgeError(
             "torchrun could not start the ranks, or lost them.",
             evidence=f"{type(error).__name__}: {error}",
             next="fix the option that it names; ACCEL_BRIDGE_LOG=debug shows the traceback",
+            exit_code=1,
         )
         return report(error, explained)
     return 0
@@ -95,10 +90,11 @@ def of_failed_rank(error: ChildFailedError) -> BridgeError:
     rank, first = _cause(error)
     where = f"pid {first.pid}, exit status {first.exitcode}"
     if first.exitcode >= 0:
-        return LaunchError(
+        return BridgeError(
             f"rank {rank} failed.",
             evidence=f"{where}; its own message is above",
             next=f"fix what it says; {GOES_ON}",
+            exit_code=1,
         )
     return of_signal(f"rank {rank}", -first.exitcode, where)
 

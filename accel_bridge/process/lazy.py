@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -38,21 +39,30 @@ def link_parts(package: ModuleType, directory: Path) -> None:
         setattr(package, part, sys.modules[name])
 
 
-def lazy_names(
-    public: str, modules: Mapping[str, str]
-) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a module whose names stand in other modules.
+def lazy_names(public: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """``__getattr__``, ``__dir__`` and ``__all__`` of a module whose names stand in other modules.
+
+    They are the names that it imports under ``if TYPE_CHECKING:``, so that type checkers find them
+    where :func:`getattr` does.
 
     :param public: ``__name__`` of that module.
-    :param modules: public name -> the module of the package ``accel_bridge`` that holds it.
     """
+    source = Path(str(sys.modules[public].__file__)).read_text(encoding="utf-8")
+    modules = {
+        alias.asname or alias.name: node.module
+        for block in ast.parse(source).body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module is not None
+        for alias in node.names
+    }
 
     def load(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {public!r} has no attribute {name!r}")
-        return getattr(import_module(f"accel_bridge.{modules[name]}"), name)
+        return getattr(import_module(modules[name]), name)
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[public]), *modules})
 
-    return load, names
+    return load, names, sorted(modules)

@@ -16,7 +16,7 @@ from typing import Final
 from accel_bridge.errors import ERROR_PREFIX, BridgeError, printable
 
 PREFIX: Final = "[accel_bridge]"
-#: Variable that sets how much is said; its values are checked in ``_environment``.
+#: Variable that sets how much is said; its values are checked in ``environment.LOG``.
 LOG_VARIABLE: Final = "ACCEL_BRIDGE_LOG"
 #: Where it is set, what this process has said, for the processes that it starts: they do not
 #: repeat it to the same place.
@@ -98,17 +98,13 @@ class ReaderGone(Exception):
     """Who read what is printed has left."""
 
 
-class StreamError(BridgeError):
-    """What a command prints cannot be written."""
-
-
 def open_streams() -> None:
     """Give stdin, stdout and stderr a place where they have none.
 
     The first file that is opened would take the number of a closed one, and what is printed, by
     a child process too, would end up in it. ``sys.stdin`` stays None: it is not an empty file.
 
-    :raises StreamError: stdout is closed, so nobody would see the answer.
+    :raises BridgeError: stdout is closed, so nobody would see the answer.
     """
     stdout = sys.stdout
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -121,7 +117,7 @@ def open_streams() -> None:
             if name != "stdin":
                 setattr(sys, name, os.fdopen(number, "w", closefd=False))
     if stdout is None:
-        raise StreamError(
+        raise BridgeError(
             "The standard output is closed.",
             evidence="file descriptor 1 is not open",
             next="send it to a file, or to /dev/null where nobody needs it",
@@ -150,14 +146,14 @@ class _Stdout(io.TextIOWrapper):
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Turn the failure of stdout into :class:`StreamError`, or :class:`ReaderGone`."""
+    """Turn the failure of stdout into :class:`BridgeError`, or :class:`ReaderGone`."""
     try:
         yield
     except OSError as error:
         _drop(1)
         if isinstance(error, BrokenPipeError):
             raise ReaderGone from None
-        raise StreamError(
+        raise BridgeError(
             "What this command prints cannot be written.",
             evidence=str(error),
             next="free room where the standard output goes, or send it somewhere else",

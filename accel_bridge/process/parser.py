@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import re
 import shutil
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NoReturn
 
 from accel_bridge.errors import BridgeError
+from accel_bridge.process.environment import did_you_mean
 
 
 class CommandLineError(BridgeError):
@@ -88,8 +88,7 @@ class Parser(argparse.ArgumentParser):
             known = [word for action in self._actions for word in action.option_strings]
         else:
             return ""
-        near = difflib.get_close_matches(found[1], known, n=1)
-        return f"; did you mean {near[0]!r}?" if near else ""
+        return did_you_mean(found[1], known)
 
 
 def parted(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -108,6 +107,15 @@ def positive(text: str, least: int = 1, most: int = _MOST) -> int:
         if least <= int(text) <= most:
             return int(text)
     raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number from {least} to {most}")
+
+
+def is_number(text: str) -> bool:
+    """Whether a word is a number: in a list of data sets, the weight of the one behind it."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def seconds(text: str) -> float:

@@ -87,20 +87,15 @@ def _said(call: Callable[[], Any]) -> str:
     return ""
 
 
-class DeviceError(BridgeError):
-    """The NPU does not answer any more."""
-
-    exit_code = 1
-
-
 def _healthy(row: Limit, value: int | str) -> None:
     try:
         assert torch.ones(2, device="npu").sum().item() == 2
     except Exception as error:
-        raise DeviceError(
+        raise BridgeError(
             f"the NPU does not answer after {row.operator} with {row.key} {value}",
             evidence=str(error).splitlines()[:3],
             next="npu-smi info; the table's other rows were not tried",
+            exit_code=1,
         ) from error
 
 

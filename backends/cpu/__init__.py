@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 from accel_bridge.process.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from accel_bridge.backends.cpu._backend import CpuBackend
+    from accel_bridge.backends.cpu._backend import CpuBackend as CpuBackend
 
-__all__ = ["CpuBackend"]
-
-__getattr__, __dir__ = lazy_names(__name__, {"CpuBackend": "backends.cpu._backend"})
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -7,29 +7,22 @@ from typing import Any
 
 from accel_bridge.patches._factory import megatron_patch
 from accel_bridge.patches.mindspeed.translations import ASKED
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 
 
-def _make(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    kind = context.argument("cls")
+def _initialise(_context: PatchContext, call: Callable[..., Any], cls: Any) -> Any:
+    """As upstream's, with the instruction data set where it was asked for."""
+    from megatron.training import get_args
 
-    def initialise(*args: Any, **options: Any) -> None:
-        """As upstream's, with the instruction data set where it was asked for."""
-        from megatron.training import get_args
+    try:
+        training = get_args()
+    except AssertionError:  # megatron.core without megatron.training
+        training = None
+    if getattr(training, ASKED, None) and not training.mock_data:
+        from accel_bridge.patches.mindspeed.instruction_dataset import InstructionDataset
 
-        try:
-            training = get_args()
-        except AssertionError:  # megatron.core without megatron.training
-            training = None
-        if getattr(training, ASKED, None) and not training.mock_data:
-            from accel_bridge.patches.mindspeed.instruction_dataset import InstructionDataset
-
-            changed, named = kind.put(args, options, InstructionDataset)
-            return upstream(*changed, **named)  # type: ignore[no-any-return]
-        return upstream(*args, **options)  # type: ignore[no-any-return]
-
-    return initialise
+        return call(cls=InstructionDataset)
+    return call()
 
 
 PATCHES = (
@@ -38,7 +31,7 @@ PATCHES = (
         target="megatron.core.datasets.blended_megatron_dataset_builder:"
         "BlendedMegatronDatasetBuilder.__init__",
         kind=Kind.WRAP,
-        make=_make,
+        make=around(_initialise),
         why="instruction data of MindSpeed-LLM are three data sets beside one another",
         removed_when="never: upstream does not know MindSpeed-LLM",
         loses="--is-instruction-dataset stops: the data are not found",

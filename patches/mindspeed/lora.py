@@ -13,7 +13,7 @@ from typing import Any, Final
 from accel_bridge.patches._factory import megatron_arguments, megatron_patch
 from accel_bridge.patches.checkpoints import TRACKER, checkpoint_of
 from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, after, around
 from accel_bridge.patching.host import ArgumentError, Host
 
 Namespace = argparse.Namespace
@@ -182,71 +182,48 @@ def _adapt(host: Host, training: Any, lora: Lora, model: Any) -> None:
     model.register_load_state_dict_post_hook(functools.partial(_forgive_new_adapters, host))
 
 
-def _make_get_model(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    provider = context.argument("model_provider_func")
+def _get_model(context: PatchContext, call: Callable[..., Any], build: Any) -> Any:
+    """As upstream; the model that the provider makes gets adapters."""
+    training = context.module.get_args()
+    lora = asked(training)
+    if lora is None or build is None:
+        return call()
 
-    def get_model(*args: Any, **options: Any) -> Any:
-        """As upstream; the model that the provider makes gets adapters."""
-        training = context.module.get_args()
-        lora = asked(training)
-        build = provider.get(args, options)
-        if lora is None or build is None:
-            return upstream(*args, **options)
+    @functools.wraps(build)
+    def with_adapters(*parts: Any, **named: Any) -> Any:
+        model = build(*parts, **named)
+        _adapt(context.host, training, lora, model)
+        return model
 
-        @functools.wraps(build)
-        def with_adapters(*parts: Any, **named: Any) -> Any:
-            model = build(*parts, **named)
+    return call(model_provider_func=with_adapters)
+
+
+def _build(context: PatchContext, call: Callable[..., Any], hook: Any) -> Any:
+    """As upstream; the parts of the model get adapters before they are wrapped."""
+    training = megatron_arguments()  # None of frameworks that build models themselves
+    lora = asked(training)
+    if lora is None:
+        return call()
+
+    def with_adapters(parts: list[Any]) -> list[Any]:
+        built = hook(parts) if hook else parts
+        for model in built:
             _adapt(context.host, training, lora, model)
-            return model
+        return built
 
-        changed, named = provider.put(args, options, with_adapters)
-        return upstream(*changed, **named)
-
-    return get_model
+    return call(pre_wrap_hook=with_adapters)
 
 
-def _make_build(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    hook = context.argument("pre_wrap_hook")
-
-    def build_distributed_models(*args: Any, **options: Any) -> Any:
-        """As upstream; the parts of the model get adapters before they are wrapped."""
-        training = megatron_arguments()  # None of frameworks that build models themselves
-        lora = asked(training)
-        if lora is None:
-            return upstream(*args, **options)
-        given = hook.get(args, options)
-
-        def with_adapters(parts: list[Any]) -> list[Any]:
-            built = given(parts) if given else parts
-            for model in built:
-                _adapt(context.host, training, lora, model)
-            return built
-
-        changed, named = hook.put(args, options, with_adapters)
-        return upstream(*changed, **named)
-
-    return build_distributed_models
-
-
-def _make_check(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-
-    def setup_model_and_optimizer(*args: Any, **options: Any) -> Any:
-        """As upstream; a run that was to train adapters must have them."""
-        result = upstream(*args, **options)
-        lora = asked(context.module.get_args())
-        names = (name for part in result[0] for name, _ in part.named_parameters())
-        if lora is not None and not any(map(_is_adapter, names)):
-            raise ArgumentError(
-                "--lora-target-modules had no effect: the model has no adapters.",
-                evidence="this program builds its model without get_model and without a builder",
-                next="train with pretrain_gpt.py, or without the --lora flags",
-            )
-        return result
-
-    return setup_model_and_optimizer
+def _check(context: PatchContext, result: Any) -> None:
+    """As upstream; a run that was to train adapters must have them."""
+    lora = asked(context.module.get_args())
+    names = (name for part in result[0] for name, _ in part.named_parameters())
+    if lora is not None and not any(map(_is_adapter, names)):
+        raise ArgumentError(
+            "--lora-target-modules had no effect: the model has no adapters.",
+            evidence="this program builds its model without get_model and without a builder",
+            next="train with pretrain_gpt.py, or without the --lora flags",
+        )
 
 
 def _forgive_new_adapters(host: Host, model: Any, incompatible: Any) -> None:
@@ -285,59 +262,42 @@ def _part(training: Any, part: str | None) -> Iterator[None]:
         delattr(training, _PART)
 
 
-def _make_load(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    named = context.argument("load_arg")
-    strict = context.argument("strict")
-
-    def load_checkpoint(*args: Any, **options: Any) -> Any:
-        """As upstream; then the adapters of ``--lora-load``, whose iteration counts."""
-        training = context.module.get_args()
-        lora = asked(training)
-        if lora is None or named.get(args, options) not in (None, "load"):
-            return upstream(*args, **options)
-        model = checkpoint_of(Path(training.load), training.ckpt_step) if training.load else None
-        part = None if model is None or _has_adapters(model) else "model"
-        if not lora.load:
-            with _part(training, part):
-                return upstream(*args, **options)
-        finetune, training.finetune = training.finetune, True
-        try:
-            with _part(training, part):
-                upstream(*args, **options)
-        finally:
-            training.finetune = finetune
-        changed, keywords = strict.put(*named.put(args, options, "lora_load"), False)
-        with _part(training, "adapters"):
-            return upstream(*changed, **keywords)
-
-    return load_checkpoint
+def _load(context: PatchContext, call: Callable[..., Any], load_arg: Any, _strict: bool) -> Any:
+    """As upstream; then the adapters of ``--lora-load``, whose iteration counts."""
+    training = context.module.get_args()
+    lora = asked(training)
+    if lora is None or load_arg not in (None, "load"):
+        return call()
+    model = checkpoint_of(Path(training.load), training.ckpt_step) if training.load else None
+    part = None if model is None or _has_adapters(model) else "model"
+    if not lora.load:
+        with _part(training, part):
+            return call()
+    finetune, training.finetune = training.finetune, True
+    try:
+        with _part(training, part):
+            call()
+    finally:
+        training.finetune = finetune
+    with _part(training, "adapters"):
+        return call(load_arg="lora_load", strict=False)
 
 
-def _make_state_dict(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
-    given = context.argument("args")
-
-    def generate_state_dict(*args: Any, **options: Any) -> Any:
-        """As upstream, with the part of the model that is saved or asked for."""
-        state = upstream(*args, **options)
-        training = given.get(args, options)
-        lora = asked(training)
-        if lora is None:
-            return state
-        part = getattr(training, _PART, "adapters" if lora.only_adapters else None)
-        if part is None:
-            return state
-        for name in state:
-            if name == "model" or (name[:5] == "model" and name[5:].isdecimal()):
-                state[name] = {
-                    key: value
-                    for key, value in state[name].items()
-                    if _is_adapter(key) == (part == "adapters")
-                }
-        return state
-
-    return generate_state_dict
+def _state_dict(_context: PatchContext, state: dict[str, Any], training: Any) -> None:
+    """As upstream, with the part of the model that is saved or asked for."""
+    lora = asked(training)
+    if lora is None:
+        return
+    part = getattr(training, _PART, "adapters" if lora.only_adapters else None)
+    if part is None:
+        return
+    for name in state:
+        if name == "model" or (name[:5] == "model" and name[5:].isdecimal()):
+            state[name] = {
+                key: value
+                for key, value in state[name].items()
+                if _is_adapter(key) == (part == "adapters")
+            }
 
 
 #: Attribute of Megatron's arguments while a checkpoint is loaded: "model", "adapters" or None.
@@ -350,7 +310,7 @@ PATCHES = (
         id="lora-model",
         target="megatron.training.training:get_model",
         kind=Kind.WRAP,
-        make=_make_get_model,
+        make=around(_get_model),
         why=_WHY,
         removed_when=_NEVER,
         loses="--lora-target-modules is an error",
@@ -360,7 +320,7 @@ PATCHES = (
         id="lora-builder",
         target="megatron.training.models.dist_utils:unimodal_build_distributed_models",
         kind=Kind.WRAP,
-        make=_make_build,
+        make=around(_build),
         why=f"{_WHY}; Megatron 0.19 builds models without get_model",
         removed_when=_NEVER,
         loses="--lora-target-modules is an error",
@@ -372,7 +332,7 @@ PATCHES = (
         id="lora-check",
         target="megatron.training.training:setup_model_and_optimizer",
         kind=Kind.WRAP,
-        make=_make_check,
+        make=after(_check),
         why="a run that was to train adapters must not train the whole model",
         removed_when=_NEVER,
         loses="a program with a model builder of its own would train the whole model",
@@ -381,7 +341,7 @@ PATCHES = (
         id="lora-load",
         target="megatron.training.checkpointing:load_checkpoint",
         kind=Kind.WRAP,
-        make=_make_load,
+        make=around(_load),
         why=f"{_WHY}; --lora-load names a checkpoint of theirs beside the model's",
         removed_when=_NEVER,
         loses="--lora-load has no effect",
@@ -391,7 +351,7 @@ PATCHES = (
         id="lora-save",
         target="megatron.training.checkpointing:generate_state_dict",
         kind=Kind.WRAP,
-        make=_make_state_dict,
+        make=after(_state_dict),
         why=f"{_WHY}; --lora-ckpt-filter saves only them",
         removed_when=_NEVER,
         loses="checkpoints hold the frozen model too",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -13,7 +12,7 @@ from accel_bridge.patches.mindspeed.attention_flags import add_attention_flags, 
 from accel_bridge.patches.mindspeed.choices import add_choices, settle_choices
 from accel_bridge.patches.mindspeed.mapped_flags import TABLE, TRANSLATED, Effect, Flag
 from accel_bridge.patches.mindspeed.translations import convert, offload
-from accel_bridge.patching import Kind, PatchContext
+from accel_bridge.patching import Kind, PatchContext, around
 from accel_bridge.patching.host import ArgumentError, Host
 from accel_bridge.process import log
 
@@ -102,31 +101,23 @@ def _set(args: argparse.Namespace, flag: Flag, words: list[str]) -> str:
     return f"flag {' '.join((flag.name, *words))}: {flag.to} = {value}"
 
 
-def _make_parse_args(context: PatchContext) -> Callable[..., Any]:
-    upstream = context.original
+def _parse_args(context: PatchContext, call: Callable[..., Any], extra_args_provider: Any) -> Any:
+    """Parse as upstream does, with the flags of Ascend scripts in addition to its own."""
     host: Host = context.host
-    provider = context.argument("extra_args_provider")
 
-    def parse_args(*args: Any, **kwargs: Any) -> Any:
-        """Parse as upstream does, with the flags of Ascend scripts in addition to its own."""
-        extra_args_provider = provider.get(args, kwargs)
+    def with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        # The script's own flags first: it may have one of these names.
+        own = parser if extra_args_provider is None else extra_args_provider(parser)
+        return add_flags(own)
 
-        def with_flags(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-            # The script's own flags first: it may have one of these names.
-            own = parser if extra_args_provider is None else extra_args_provider(parser)
-            return add_flags(own)
+    def warn_once(line: str) -> None:
+        # Megatron parses more than once.
+        host.once(line, lambda: log.warn(line))
 
-        def warn_once(line: str) -> None:
-            # Megatron parses more than once.
-            host.once(line, lambda: log.warn(line))
-
-        args, options = provider.put(args, kwargs, with_flags)
-        parsed = upstream(*args, **options)
-        for line in settle(parsed, warn_once):
-            host.say_once(line)
-        return parsed
-
-    return parse_args
+    parsed = call(extra_args_provider=with_flags)
+    for line in settle(parsed, warn_once):
+        host.say_once(line)
+    return parsed
 
 
 def _resolve(context: PatchContext, args: Any) -> None:
@@ -139,25 +130,18 @@ def _resolve(context: PatchContext, args: Any) -> None:
         context.host.once(CHOICE, OverlapChoice).fused = True
 
 
-def _make_validate_args(context: PatchContext) -> Callable[..., Any]:
-    upstream, given = context.original, context.argument("args")
-
-    @functools.wraps(upstream)
-    def validate_args(*args: Any, **kwargs: Any) -> Any:
-        """Validate as upstream does, with what the flags of Ascend scripts mean."""
-        parsed = given.get(args, kwargs)
-        _resolve(context, parsed)
-        # Upstream wants Transformer Engine's layers, whose weights would be moved too. Its own
-        # layers have nothing of the kind, and move as well.
-        local = getattr(parsed, "transformer_impl", "local") == "local"
-        if not local:
-            offload(parsed)
-        result = upstream(*args, **kwargs)
-        if local:
-            offload(parsed)
-        return result
-
-    return validate_args
+def _validate_args(context: PatchContext, call: Callable[[], Any], parsed: Any) -> Any:
+    """Validate as upstream does, with what the flags of Ascend scripts mean."""
+    _resolve(context, parsed)
+    # Upstream wants Transformer Engine's layers, whose weights would be moved too. Its own
+    # layers have nothing of the kind, and move as well.
+    local = getattr(parsed, "transformer_impl", "local") == "local"
+    if not local:
+        offload(parsed)
+    result = call()
+    if local:
+        offload(parsed)
+    return result
 
 
 PATCHES = (
@@ -165,7 +149,7 @@ PATCHES = (
         id="script-flags",
         target="megatron.training.arguments:parse_args",
         kind=Kind.WRAP,
-        make=_make_parse_args,
+        make=around(_parse_args),
         why="scripts written for Ascend use flags that Megatron's parser does not know",
         removed_when="never: upstream does not know Ascend",
         loses="such scripts stop at `unrecognized arguments`",
@@ -175,7 +159,7 @@ PATCHES = (
         id="attention-flags",
         target="megatron.training.arguments:validate_args",
         kind=Kind.WRAP,
-        make=_make_validate_args,
+        make=around(_validate_args),
         why="--pre-tockens, --next-tockens, --shape-order and --sparse-mode of Ascend scripts "
         "become Megatron's window_size and the kernel's layout; --swap-attention its offloading",
         removed_when="never: upstream does not know Ascend",

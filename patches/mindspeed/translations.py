@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 from typing import Final, TypeVar
 
 from accel_bridge.patches.mindspeed.mapped_flags import Translation, translates
 from accel_bridge.patching.host import ArgumentError
+from accel_bridge.process.parser import is_number
 
 Namespace = argparse.Namespace
 Value = TypeVar("Value")
@@ -79,13 +81,7 @@ def first_dense(args: Namespace, words: list[str]) -> str:
 
 def _pattern(frequency: list[int]) -> str:
     """[0, 1, 1] -> ``[0]*1+[1]*2``."""
-    runs: list[list[int]] = []
-    for value in frequency:
-        if runs and runs[-1][0] == value:
-            runs[-1][1] += 1
-        else:
-            runs.append([value, 1])
-    return "+".join(f"[{value}]*{count}" for value, count in runs)
+    return "+".join(f"[{value}]*{len(list(run))}" for value, run in groupby(frequency))
 
 
 @translates(
@@ -480,7 +476,7 @@ def instruction_data(args: Namespace, words: list[str]) -> str:
             next="use a later Megatron, or data that are not packed",
         )
     if not getattr(args, "mock_data", False):
-        check([word for word in args.data_path or () if not _is_weight(word)])
+        check([word for word in args.data_path or () if not is_number(word)])
     if packed:
         args.reset_attention_mask = args.reset_position_ids = False
         args.dataloader_inter_document_masking = True
@@ -490,14 +486,6 @@ def instruction_data(args: Namespace, words: list[str]) -> str:
         {"packed": packed, "numbered": False, "in_order": False, "whole_batches": False},
     )
     return f"rows are {'packed ' if packed else ''}conversations of MindSpeed-LLM's data"
-
-
-def _is_weight(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
 
 
 def _instruction_option(name: str, means: str) -> Translation:

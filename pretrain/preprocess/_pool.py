@@ -28,14 +28,6 @@ from .errors import AGAIN, WorkerError
 _LOOKAHEAD = 3
 
 
-class Failure(NamedTuple):
-    """What a worker sends instead of a result: the three parts of an error."""
-
-    what: str
-    evidence: tuple[str, ...]
-    next: str
-
-
 class Finished(NamedTuple):
     """A result; ``source`` is the index of its input file."""
 
@@ -55,23 +47,25 @@ class Pool(Protocol):
 
 
 def in_order(
-    tasks: Iterator[Task], start: Callable[[Task], Callable[[], EncodedBlock | Failure]], ahead: int
+    tasks: Iterator[Task],
+    start: Callable[[Task], Callable[[], EncodedBlock | BridgeError]],
+    ahead: int,
 ) -> Iterator[Finished]:
     """Results in the order of their tasks.
 
     :param start: starts a task; gives what waits for its result.
     :param ahead: tasks that are started before the oldest result is taken.
-    :raises WorkerError: a worker's code raised.
+    :raises BridgeError: a worker's code raised.
     """
-    started: deque[tuple[Task, Callable[[], EncodedBlock | Failure]]] = deque()
+    started: deque[tuple[Task, Callable[[], EncodedBlock | BridgeError]]] = deque()
     for task in chain(tasks, [None]):
         if task is not None:
             started.append((task, start(task)))
         while started and (task is None or len(started) >= ahead):
             oldest, wait = started.popleft()
             result = wait()
-            if isinstance(result, Failure):
-                raise WorkerError(result.what, evidence=result.evidence, next=result.next)
+            if isinstance(result, BridgeError):
+                raise result
             yield Finished(oldest.number, oldest.source, result)
 
 
@@ -170,21 +164,21 @@ def _begin(encoder: Encoder) -> None:
     _encoders.append(encoder)
 
 
-def _encode(block: Block) -> EncodedBlock | Failure:
+def _encode(block: Block) -> EncodedBlock | BridgeError:
     return encode_or_fail(_encoders[-1], block)
 
 
-def encode_or_fail(encoder: Encoder, block: Block) -> EncodedBlock | Failure:
+def encode_or_fail(encoder: Encoder, block: Block) -> EncodedBlock | BridgeError:
     """What a worker answers for ``block``, whatever happens."""
     try:
         return encoder.encode(block)
     except BridgeError as error:
-        return Failure(error.what, error.evidence, error.next)
+        return error
     # Whatever it is, the parent must hear of it: a worker that just ended would say less.
     except Exception as error:
         trace = traceback.format_exc().splitlines()[-4:]
-        return Failure(
+        return WorkerError(
             "a worker failed",
-            (f"{type(error).__name__}: {error}", *trace),
-            "report this; --tokenizer-engine exact may get around it",
+            evidence=(f"{type(error).__name__}: {error}", *trace),
+            next="report this; --tokenizer-engine exact may get around it",
         )

@@ -46,9 +46,8 @@ class Interrupted(PreprocessError):
             f"interrupted by {signal.Signals(number).name}",
             evidence="earlier output, if any, is unchanged",
             next=f"{AGAIN} to finish it",
+            exit_code=128 + number,  # as shells say that a signal ended a process
         )
-        #: The shell's convention for a process ended by a signal.
-        self.exit_code = 128 + number
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import install
 from accel_bridge.process.log import tell
 
-from ._pool import Failure, Finished, encode_or_fail, in_order
+from ._pool import Finished, encode_or_fail, in_order
 from ._recipe import EncoderRecipe
 from .blocks import Block, Task, read_block
 from .encoder import EncodedBlock, Encoder
@@ -33,13 +33,13 @@ class _Actor:
         self._recipe = recipe
         self._encoder: Encoder | None = None
 
-    def encode(self, block: Block) -> EncodedBlock | Failure:
+    def encode(self, block: Block) -> EncodedBlock | BridgeError:
         """Encode one block."""
         if self._encoder is None:
             try:
                 self._encoder, _ = self._recipe.build()
             except BridgeError as error:
-                return Failure(error.what, error.evidence, error.next)
+                return error
         return encode_or_fail(self._encoder, block)
 
 
@@ -108,7 +108,7 @@ class RayPool:
         """
         actors = cycle(self._actors)
 
-        def start(task: Task) -> Callable[[], EncodedBlock | Failure]:
+        def start(task: Task) -> Callable[[], EncodedBlock | BridgeError]:
             # The content goes along: other machines may not have the file.
             content, _ = read_block(task.block)
             return partial(self._result, next(actors).encode.remote(content))
@@ -121,9 +121,9 @@ class RayPool:
             self._ray.kill(actor)
         self._ray.shutdown()
 
-    def _result(self, reference: Any) -> EncodedBlock | Failure:
+    def _result(self, reference: Any) -> EncodedBlock | BridgeError:
         try:
-            found: EncodedBlock | Failure = self._ray.get(reference)
+            found: EncodedBlock | BridgeError = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             raise WorkerError(
                 "a worker of the Ray cluster died",

@@ -94,11 +94,10 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sources_that_do_not_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wheel without headers: what the compiler said is shown, and nothing half-built is left."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    (graph,) = [library for library in _build.LIBRARIES if library.directory == "graph"]
-    (tmp_path / "graph").mkdir()
-    (tmp_path / "graph" / "one.cpp").write_text('#include "acl/acl.h"\n')
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime" / "one.cpp").write_text('#include "acl/acl.h"\n')
     monkeypatch.setattr(_build, "SOURCES", tmp_path)
-    monkeypatch.setattr(_build, "LIBRARIES", (graph,))
+    monkeypatch.setattr(_build, "LIBRARIES", _build.LIBRARIES[:1])
     found = _torch_npu.TorchNpu(tmp_path / "site", "2.13.0")
     with pytest.raises(_build.BuildError) as error:
         _build.build(found)

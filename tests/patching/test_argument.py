@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from accel_bridge.patching import Argument, Kind, PatchContext, State, after, before
+from accel_bridge.patching import Argument, Kind, PatchContext, State, after, around, before
 
 from .conftest import Writer
 from .support import engine, make_patch, states
@@ -110,3 +111,22 @@ def test_what_fails_before_a_call_stops_it(write: Writer) -> None:
     patch = make_patch(f"{name}.a:f", before(refuse), ("a",))
     with engine(patch), pytest.raises(ValueError, match="7"):
         a.f(7)
+
+
+def test_something_in_place_of_a_call(write: Writer) -> None:
+    """The original is called as it was, with other values, or not at all."""
+    name = write(a="def f(groups, b=2, *, c=3): return [groups, b, c]")
+    a = importlib.import_module(f"{name}.a")
+
+    def instead(context: PatchContext, call: Callable[..., Any], of: int, c: int) -> Any:
+        if of == 0:
+            return [context.patch.id]
+        return call() if of == 1 else call(process_groups=of * 10, c=c + 1)
+
+    patch = make_patch(f"{name}.a:f", around(instead), (("process_groups", "groups"), "c"))
+    with engine(patch):
+        assert a.f(0) == ["p"]
+        assert a.f(1, 5) == [1, 5, 3]
+        assert a.f(2) == [20, 2, 4]
+        assert a.f(b=7, c=8, groups=3) == [30, 7, 9]
+        assert list(inspect.signature(a.f).parameters) == ["groups", "b", "c"]

@@ -8,6 +8,7 @@ import pytest
 from plugin_site import Site, backend_source
 
 from accel_bridge.errors import PluginError
+from accel_bridge.plugins import candidates
 from accel_bridge.plugins.candidates import FailedPlugin
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.environment import PluginChoice
@@ -173,9 +174,12 @@ def test_a_module_path_is_loaded_in_addition(site: Site) -> None:
     assert "plain" in names(load_plugins(PluginChoice(extra=("plain_mod",))))
 
 
-def test_without_the_installed_package_the_error_says_how_to_install() -> None:
+def test_without_the_installed_package_the_error_says_how_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(candidates, "entry_points_of", lambda *_: [])
     with pytest.raises(PluginError) as caught:
-        load_plugins(installed=[])
+        load_plugins()
     assert "pip install -e ." in caught.value.next
 
 

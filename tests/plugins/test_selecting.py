@@ -13,7 +13,7 @@ from accel_bridge.device.backend import Backend, DeviceSpec, Probe
 from accel_bridge.errors import PluginError, SelectionError
 from accel_bridge.plugin import hookimpl
 from accel_bridge.plugins import hookspecs
-from accel_bridge.plugins.candidates import FailedPlugin, LoadedPlugin
+from accel_bridge.plugins.candidates import FailedPlugin, Plugin
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.environment import PluginChoice, Settings
 
@@ -62,7 +62,7 @@ def plugins(*backends: Backend, failed: tuple[FailedPlugin, ...] = ()) -> Plugin
     for backend in backends:
         name = f"{backend.name}-plugin"
         manager.register(OneBackend(backend), name)
-        loaded.append(LoadedPlugin(name, f"{name} 1.0", "a test", builtin=False))
+        loaded.append(Plugin(name, f"{name} 1.0", "a test", builtin=False))
     return Plugins(manager, tuple(loaded), failed)
 
 

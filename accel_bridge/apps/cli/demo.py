@@ -293,10 +293,6 @@ def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | N
         )
 
 
-class Interrupted(BridgeError):
-    """Ctrl-C, SIGTERM or SIGHUP ended the demo."""
-
-
 def _parser() -> argparse.ArgumentParser:
     # More iterations of so small a model are a slip of the finger.
     count = functools.partial(positive, most=1_000_000)
@@ -332,11 +328,10 @@ def main(argv: Sequence[str]) -> int:
     try:
         run_demo(arguments.out, arguments.iterations, arguments.resumed, arguments.model)
     except KeyboardInterrupt as interrupt:
-        ended = Interrupted(
+        raise BridgeError(
             "The demo was interrupted.",
             evidence=f"what it had made is in {arguments.out}",
             next="run the same command again: it begins anew",
-        )
-        ended.exit_code = 128 + endings.number_of(interrupt)
-        raise ended from None
+            exit_code=128 + endings.number_of(interrupt),
+        ) from None
     return 0

@@ -234,12 +234,6 @@ def pack(document: dict[str, Any], directory: Path) -> bytes:
     return stream.getvalue()
 
 
-class StepsFailed(BridgeError):
-    """A step of the first run found something wrong, or ended."""
-
-    exit_code = 1
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge first-run",
@@ -293,10 +287,11 @@ def main(argv: Sequence[str]) -> int:
         print(printable(as_text(document), keep="\n"))
         print(f"please send this file back: {arguments.out}")
     if failed:
-        raise StepsFailed(
+        raise BridgeError(
             f"{len(failed)} of {len(steps)} steps of the first run failed: "
             f"{', '.join(one['name'] for one in failed)}",
             evidence=[f"{one['name']}: {(one['evidence'] or ['no output'])[-1]}" for one in failed],
             next=f"send {arguments.out} back all the same; it holds each step's log",
+            exit_code=1,
         )
     return 0

@@ -49,12 +49,6 @@ from accel_bridge.process.parser import Parser
 from accel_bridge.run import run as run_script
 
 
-class BrokenFramework(BridgeError):
-    """The installed framework cannot be imported, so its patches cannot be judged."""
-
-    exit_code = 1
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="accel-bridge patches",
@@ -121,11 +115,12 @@ def _run_and_list(arguments: argparse.Namespace, script: list[str]) -> int:
     else:
         _print(rows)
     if broken:
-        raise BrokenFramework(
+        raise BridgeError(
             f"{len(broken)} modules that patches change are here and cannot be imported.",
             evidence=broken[:5],
             next=f"{sys.executable} -c 'import {broken[0].partition(':')[0]}' shows the first "
             "alone; fix what it names, or reinstall its package",
+            exit_code=1,
         )
     return 1 if any(row["state"] == State.FAILED.value for row in rows) else status
 

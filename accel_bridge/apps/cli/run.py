@@ -47,8 +47,7 @@ class CommandError(BridgeError):
     """The command cannot be started. Its exit statuses are those of shells."""
 
     def __init__(self, what: str, evidence: str, next: str, exit_code: int = 127) -> None:
-        super().__init__(what, evidence=evidence, next=next)
-        self.exit_code = exit_code
+        super().__init__(what, evidence=evidence, next=next, exit_code=exit_code)
 
 
 def main(argv: list[str]) -> int:

@@ -51,21 +51,15 @@ class Device:
     limits: str = ""
 
 
-def _device(
-    name: str,
-    title: str,
-    memory: int,
-    context: int,
-    multiprocessors: int,
-    capability: tuple[int, int],
-    tflops: float,
-    tflops_fp8: float,
-    bandwidth: float,
-    link: float,
-    *rest: str,
-) -> Device:
-    sizes = memory * MIB, context * MIB, multiprocessors, capability
-    return Device(name, title, *sizes, tflops, tflops_fp8, bandwidth * 1e9, link * 1e9, *rest)
+def _device(row: tuple[Any, ...]) -> Device:
+    one = Device(*row)
+    return replace(
+        one,
+        memory=one.memory * MIB,
+        context=one.context * MIB,
+        bandwidth=one.bandwidth * 1e9,
+        link=one.link * 1e9,
+    )
 
 
 _NVIDIA: Final = "NVIDIA's data sheet; memory as nvidia-smi and torch state it"
@@ -87,7 +81,7 @@ _TABLE: Final[tuple[tuple[Any, ...], ...]] = (
     # For comparison with what ranks on this machine do.
     ("host", "this machine", 2**30, 0, 2, (8, 0), 0.1, 0, 10, 1, "not measured: for tests", "cpu"),
 )
-DEVICES: Final = {row[0]: _device(*row) for row in _TABLE}
+DEVICES: Final = {row[0]: _device(row) for row in _TABLE}
 DEFAULT: Final = "h100-80g"
 
 

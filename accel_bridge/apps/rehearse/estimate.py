@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from accel_bridge.apps.rehearse.devices import Device
@@ -69,10 +69,6 @@ class Estimate:
     low: float
     high: float
     kinds: dict[str, float]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return asdict(self)
 
     def text(self) -> str:
         """Two lines."""

@@ -176,17 +176,14 @@ def stand_for(
 ) -> dict[int, list[int]]:
     """Rehearsed rank -> all ranks that it stands for, itself among them."""
     answer: dict[int, list[int]] = {}
-    for ranks in kinds.values():
-        among = [rank for rank in rehearsed if rank in set(ranks)]
-        if among:
-            answer |= {rank: [rank] for rank in among}
-            answer[among[0]] = [rank for rank in ranks if rank not in among[1:]]
-    # A kind of which none was rehearsed is near another of its stage.
     firsts: dict[int, int] = {}
     for kind, ranks in kinds.items():
         among = [rank for rank in rehearsed if rank in set(ranks)]
         if among:
+            answer |= {rank: [rank] for rank in among}
+            answer[among[0]] = [rank for rank in ranks if rank not in among[1:]]
             firsts.setdefault(kind[0], among[0])
+    # A kind of which none was rehearsed is near another of its stage.
     for kind, ranks in kinds.items():
         if kind[0] in firsts and not set(rehearsed) & set(ranks):
             near = answer[firsts[kind[0]]]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -149,18 +149,22 @@ def _places_of_backward(ledger: Ledger) -> list[int]:
 
 
 def _crosses(places: list[int], first: int, last: int) -> bool:
-    from bisect import bisect_right
-
     position = bisect_right(places, first)
     return position < len(places) and places[position] < last
+
+
+def _changes(ledger: Ledger, events: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(number of the allocation, bytes that it adds or gives back) of each event."""
+    for event in events:
+        index = event if event >= 0 else ~event
+        yield index, (1 if event >= 0 else -1) * rounded(ledger.sizes[index])
 
 
 def composition(ledger: Ledger, classes: list[str], at: int) -> dict[str, int]:
     """Bytes by class after ``at`` events."""
     sums = dict.fromkeys(CLASSES, 0)
-    for event in ledger.events[:at]:
-        index = event if event >= 0 else ~event
-        sums[classes[index]] += (1 if event >= 0 else -1) * rounded(ledger.sizes[index])
+    for index, change in _changes(ledger, ledger.events[:at]):
+        sums[classes[index]] += change
     return {name: size for name, size in sums.items() if size}
 
 
@@ -174,9 +178,7 @@ def curve(ledger: Ledger, classes: list[str], first: int) -> list[list[int]]:
     rows: list[list[int]] = []
     stretch = max(1, (len(ledger.events) - first) // 400)
     total, most, best = 0, -1, list(sums)
-    for place, event in enumerate(ledger.events):
-        index = event if event >= 0 else ~event
-        change = (1 if event >= 0 else -1) * rounded(ledger.sizes[index])
+    for place, (index, change) in enumerate(_changes(ledger, ledger.events)):
         sums[number[classes[index]]] += change
         total += change
         if place < first:
@@ -192,11 +194,9 @@ def curve(ledger: Ledger, classes: list[str], first: int) -> list[list[int]]:
 def by_module(ledger: Ledger, classes: list[str], at: int) -> dict[str, int]:
     """Bytes of the activations by the module that made them, after ``at`` events."""
     sums: dict[str, int] = {}
-    for event in ledger.events[:at]:
-        index = event if event >= 0 else ~event
+    for index, change in _changes(ledger, ledger.events[:at]):
         if classes[index] == "activations":
             module = ledger.marks[index][2]
-            change = (1 if event >= 0 else -1) * rounded(ledger.sizes[index])
             sums[module] = sums.get(module, 0) + change
     return {name: size for name, size in sums.items() if size > 0}
 

@@ -6,7 +6,7 @@ import html
 import io
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from accel_bridge.apps import _html
@@ -186,7 +186,7 @@ def as_json(outcome: Outcome, advice: list[dict[str, Any]]) -> dict[str, Any]:
         "fits": outcome.fits,
         "problems": outcome.problems,
         "notes": outcome.notes,
-        "step": outcome.estimate().as_dict(),
+        "step": asdict(outcome.estimate()),
         "ranks": [
             {
                 **{name: one[name] for name in kept},
@@ -217,8 +217,7 @@ def advise(
         try:
             row |= again(flags)
         except BridgeError as error:
-            evidence = error.evidence if isinstance(error.evidence, str) else error.evidence[0]
-            row["refused"] = f"{error.what} {evidence}"
+            row["refused"] = f"{error.what} {error.evidence[0]}"
         return row
 
     rows = [tried(one["what"], one["flags"]) for one in remedies]

@@ -15,7 +15,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -30,9 +30,6 @@ from accel_bridge.apps.rehearse.plan import WAITED, Plan
 from accel_bridge.device import Context
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import now_or_when_imported
-
-if TYPE_CHECKING:
-    from accel_bridge.apps.rehearse.mode import Rehearsal
 
 
 def result(session: Any, mode: Rehearsal, seconds: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ h_i size of a perceptron's layer i.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from numbers import Integral
@@ -89,12 +90,22 @@ def _sizes(shape: Shape) -> torch.Size:
     return torch.Size((int(shape),) if isinstance(shape, Integral) else shape)  # type: ignore[arg-type]
 
 
-class FusedLayerNormAffineFunction:
-    """LayerNorm with weight and bias.
+class _Function(ABC):
+    """Called as a ``torch.autograd.Function``, and is none: the kernel brings its own gradient."""
 
-    The kernel brings its own gradient: this is no ``torch.autograd.Function``, but is called as
-    one.
-    """
+    @staticmethod
+    @abstractmethod
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """:meth:`apply`, after a context that is not used."""
+
+    @classmethod
+    def apply(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """:meth:`forward` without the context."""
+        return cls.forward(None, *args, **kwargs)
+
+
+class FusedLayerNormAffineFunction(_Function):
+    """LayerNorm with weight and bias."""
 
     @staticmethod
     def forward(
@@ -106,21 +117,16 @@ class FusedLayerNormAffineFunction:
         eps: float,
         memory_efficient: bool = False,
     ) -> torch.Tensor:
-        """:meth:`apply`, after a context that is not used."""
-        return layer_norm(input, weight, bias, _sizes(normalized_shape), eps)
-
-    @classmethod
-    def apply(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         """input [..., *shape], weight and bias [*shape], shape and eps -> as input."""
-        return cls.forward(None, *args, **kwargs)
+        return layer_norm(input, weight, bias, _sizes(normalized_shape), eps)
 
 
 class FusedLayerNormAffineMixedDtypesFunction(FusedLayerNormAffineFunction):
     """The same for an input of another dtype than the weight's."""
 
 
-class FusedRMSNormAffineFunction:
-    """RMSNorm with a weight; see :class:`FusedLayerNormAffineFunction`."""
+class FusedRMSNormAffineFunction(_Function):
+    """RMSNorm with a weight."""
 
     @staticmethod
     def forward(
@@ -131,13 +137,8 @@ class FusedRMSNormAffineFunction:
         eps: float,
         memory_efficient: bool = False,
     ) -> torch.Tensor:
-        """:meth:`apply`, after a context that is not used."""
-        return rms_norm(input, weight, _sizes(normalized_shape), eps)
-
-    @classmethod
-    def apply(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         """input [..., *shape], weight [*shape], shape and eps -> as input."""
-        return cls.forward(None, *args, **kwargs)
+        return rms_norm(input, weight, _sizes(normalized_shape), eps)
 
 
 class FusedRMSNormAffineMixedDtypesFunction(FusedRMSNormAffineFunction):
@@ -273,11 +274,8 @@ class MixedFusedRMSNorm(_Mixed, FusedRMSNorm):
     """RMSNorm in the weight's dtype."""
 
 
-class FastLayerNormFN:
-    """LayerNorm over the last dimension; called as a ``torch.autograd.Function``.
-
-    The kernel brings its own gradient. ``memory_efficient`` changes nothing.
-    """
+class FastLayerNormFN(_Function):
+    """LayerNorm over the last dimension. ``memory_efficient`` changes nothing."""
 
     @staticmethod
     def forward(
@@ -288,13 +286,8 @@ class FastLayerNormFN:
         epsilon: float,
         memory_efficient: bool = False,
     ) -> torch.Tensor:
-        """:meth:`apply`, after a context that is not used."""
-        return layer_norm(x, gamma, beta, gamma.shape, epsilon)
-
-    @classmethod
-    def apply(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
         """x [..., h], gamma and beta [h], and epsilon -> as x, in gamma's dtype."""
-        return cls.forward(None, *args, **kwargs)
+        return layer_norm(x, gamma, beta, gamma.shape, epsilon)
 
 
 class FastLayerNorm(torch.nn.Module):
@@ -326,8 +319,8 @@ class FastLayerNorm(torch.nn.Module):
 _ACTIVATIONS: Final = ("none", "relu", "sigmoid")
 
 
-class SoftmaxCrossEntropyLoss:
-    """Cross-entropy with label smoothing; see :class:`FusedLayerNormAffineFunction`."""
+class SoftmaxCrossEntropyLoss(_Function):
+    """Cross-entropy with label smoothing."""
 
     @staticmethod
     def forward(
@@ -338,7 +331,14 @@ class SoftmaxCrossEntropyLoss:
         padding_idx: int = 0,
         half_to_float: bool = False,
     ) -> torch.Tensor:
-        """:meth:`apply`, after a context that is not used."""
+        """Loss of each row, 0 for labels of ``padding_idx``.
+
+        :param logits: [rows, v].
+        :param labels: int64 [rows].
+        :param half_to_float: changes nothing: losses have the contract's dtype.
+        :returns: float32 [rows]; float64 for float64.
+        :raises RuntimeError: other shapes or dtypes; ``half_to_float`` with wider logits.
+        """
         if logits.dim() != 2 or labels.shape != logits.shape[:1] or labels.dtype != torch.int64:
             raise RuntimeError(
                 "Apex's cross-entropy takes logits [rows, v] and int64 labels [rows], not "
@@ -354,17 +354,6 @@ class SoftmaxCrossEntropyLoss:
             logits, labels.masked_fill(padding, 0), label_smoothing=share
         )
         return losses.masked_fill(padding, 0.0)
-
-    @classmethod
-    def apply(cls, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Loss of each row, 0 for labels of ``padding_idx``.
-
-        :param args: logits [rows, v], int64 labels [rows], smoothing 0.0, padding_idx 0, and
-            half_to_float, which changes nothing: losses have the contract's dtype.
-        :returns: float32 [rows]; float64 for float64.
-        :raises RuntimeError: other shapes or dtypes; ``half_to_float`` with wider logits.
-        """
-        return cls.forward(None, *args, **kwargs)
 
 
 def mlp_function(bias: int, activation: int, *args: torch.Tensor) -> torch.Tensor:

@@ -11,11 +11,11 @@ import torch
 
 from accel_bridge.kernels.float8 import float8_scale, mx_scale_inv
 from accel_bridge.libraries.adam import (
+    AdamNumbers,
     adam,
     batches,
     multi_tensor_adam,
     multi_tensor_adam_capturable,
-    numbers_of,
 )
 from accel_bridge.libraries.tensor_lists import TensorLists
 from accel_bridge.libraries.tensor_lists import l2norm as multi_tensor_l2norm
@@ -63,7 +63,7 @@ def multi_tensor_adam_param_remainder(
     The 16 bits of a bfloat16 parameter, rounded to nearest, and the lower 16 bits are a float32
     main parameter: with a negative remainder the parameter was rounded up by one.
     """
-    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    numbers = AdamNumbers(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     for part in batches(tensor_lists[1]):
         gradients, parameters, first, second, remainders = (lists[part] for lists in tensor_lists)
         uppers = [parameter.detach().view(torch.int16) for parameter in parameters]
@@ -98,7 +98,7 @@ def multi_tensor_adam_fp8(
         ``scale_inv``, one element each. The amax grows to the largest magnitude of the parameter.
     :param fp8_dtype: the parameters' ``DType``.
     """
-    numbers = numbers_of(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+    numbers = AdamNumbers(lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     gradients, parameters, first, second, main, scales, amaxes, inverses = tensor_lists
     adam(gradients, main, first, second, numbers)
     dtype = TORCH_DTYPE[fp8_dtype]

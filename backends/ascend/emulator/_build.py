@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -60,8 +61,10 @@ LIBRARIES: Final = (
     Library(
         "libopapi.so", "operators", "operator.h", ("-ltorch_cpu", "-lc10", "-lascendcl", "-lhccl")
     ),
-    Library("libfmk_parser.so", "graph"),
 )
+#: What torchair's libraries want besides the functions of :data:`LIBRARIES`: names of CANN's graph
+#: engine, mangled, of its channels, and of its C library.
+_ABSENT: Final = re.compile(r"_ZNK?2ge\w+|acl\w+|\w+_s")
 
 
 def build(torch_npu: TorchNpu) -> Path:
@@ -108,6 +111,7 @@ def _build(torch_npu: TorchNpu, target: Path) -> None:
             list(pool.map(_run, second))
         for library in LIBRARIES:
             _run(_link(compiler, library, torch, Path(work), draft))
+        _run(_absent(compiler, torch_npu, Path(work), draft))
         for name, linked in _ALIASES.items():
             _run([compiler, *_alias(name, f"-l{linked}", draft)])
         draft.rename(target)
@@ -180,6 +184,28 @@ def _link(compiler: str, library: Library, torch: Path, work: Path, target: Path
         *[f"-Wl,-soname,{library.name}", f"-Wl,-rpath,{lib}", "-Wl,-rpath,$ORIGIN"],
         *[f"-L{lib}", f"-L{target}", *library.links],
     ]
+
+
+def _absent(compiler: str, torch_npu: TorchNpu, work: Path, target: Path) -> list[str]:
+    """The command that makes the library of names behind which nothing is emulated."""
+    asking = sorted((torch_npu.site / "torch_npu/dynamo/torchair/core").glob("*.so"))
+    served = _symbols("--defined-only", *asking, target / "libascendcl.so")
+    names = filter(_ABSENT.fullmatch, sorted(_symbols("--undefined-only", *asking) - served))
+    lines = "".join(f"ABSENT({name})\n" for name in names)
+    (work / "absent.inc").write_text(lines, encoding="utf-8")
+    return [
+        *[compiler, "-shared", *_FLAGS, f"-I{work}", str(SOURCES / "graph/absent.cpp")],
+        *["-o", str(target / "libfmk_parser.so"), "-Wl,-soname,libfmk_parser.so"],
+    ]
+
+
+def _symbols(kind: str, *libraries: Path) -> set[str]:
+    """The names that libraries define, or want of others."""
+    if not libraries:
+        return set()
+    command = ["nm", "-D", kind, *map(str, libraries)]  # beside every g++, as its linker is
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {line.split()[-1].partition("@")[0] for line in listed.splitlines() if " " in line}
 
 
 def _alias(name: str, link: str, directory: Path) -> list[str]:

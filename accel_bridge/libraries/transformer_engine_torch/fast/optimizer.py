@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from accel_bridge.kernels.adamw import scale_in_place
-from accel_bridge.libraries.adam import adam, numbers_of
+from accel_bridge.libraries.adam import AdamNumbers, adam
 from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN, is_above_our_extension
 
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -92,7 +92,7 @@ def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
             )
             if scale is not None:
                 gradients, parameters, first, second = lists
-                adam(gradients, parameters, first, second, numbers_of(*numbers), scale=scale)
+                adam(gradients, parameters, first, second, AdamNumbers(*numbers), scale=scale)
                 continue
             module.multi_tensor_applier(
                 self.multi_tensor_adam, self._dummy_overflow_buf, lists, *numbers

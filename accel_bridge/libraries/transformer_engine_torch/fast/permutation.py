@@ -19,8 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from accel_bridge.kernels import TOKEN_PERMUTE, TOKEN_UNPERMUTE, TensorCache
 from accel_bridge.kernels.active import kernel
 from accel_bridge.kernels.token_permute import pairs_of_rows, rows_of_map
-
-_TENSORS: Final = {torch.Tensor, torch.nn.Parameter, FakeTensor}
+from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN
 
 
 class _Permute(torch.autograd.Function):
@@ -156,7 +155,7 @@ def sort_chunks_with_probs(original: Callable[..., Any], module: Any) -> Callabl
 
 def _plain(inp: Any, copies: Any) -> bool:
     """Whether it is rows of a plain tensor, whose number is known."""
-    if type(inp) not in _TENSORS or torch.compiler.is_compiling():
+    if type(inp) not in PLAIN or torch.compiler.is_compiling():
         return False
     return inp.shape[0] > 0 and inp.is_cuda and int(copies) > 0
 
