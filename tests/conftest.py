@@ -142,7 +142,7 @@ def warm() -> str:
 @pytest.fixture
 def interpreter(warm: str) -> str:
     """What `accel_bridge.apps.testing` runs, its recordings above all, starts from the warm one."""
-    return warm
+    return warm_python.interpreter(active=True)
 
 
 @pytest.fixture

@@ -118,7 +118,9 @@ def start(
     :param before: words of ``emulate-ascend``, which runs the rest.
     :param real: in new interpreters.
     """
-    python = sys.executable if real else warm_python.interpreter(emulated=bool(before))
+    python = sys.executable
+    if not real:
+        python = warm_python.interpreter(emulated=bool(before), active=True)
     bridge = ["-m", "accel_bridge.run", str(script), *arguments]
     if processes > 1:
         torchrun = [python, "-m", "torch.distributed.run", "--standalone"]
