@@ -142,7 +142,7 @@ def _interpreter(kind: str) -> str:
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "python").exists():
-            _start(kind, directory, _owner())
+            start_kind(kind, directory, _owner())
     started_with.update(json.loads((directory / "environ").read_text()) if kind == "cpu" else {})
     return str(directory / "python")
 
@@ -192,14 +192,19 @@ def _session(kind: str) -> Path:
     return directory
 
 
-def _start(kind: str, directory: Path, owner: int) -> None:
-    """Start the server of a test session, and write down the environment that it runs in."""
+def start_kind(
+    kind: str, directory: Path, owner: int, **variables: str
+) -> subprocess.Popen[bytes]:
+    """Start a server as those of a test session, and write down the environment that it runs in.
+
+    :param variables: those of its environment that are others than usual.
+    """
     environ, modules = _environment(kind), list(LIBRARIES)
     (directory / "environ").write_text(json.dumps(environ))
     if kind == "npu":
         environ = _emulated(environ, directory)
         modules[1:1] = ["torch_npu", *COMPILER]
-    start(directory, owner, environ, modules)
+    return start(directory, owner, {**environ, **variables}, modules)
 
 
 def start(
