@@ -192,9 +192,7 @@ def _session(kind: str) -> Path:
     return directory
 
 
-def start_kind(
-    kind: str, directory: Path, owner: int, **variables: str
-) -> subprocess.Popen[bytes]:
+def start_kind(kind: str, directory: Path, owner: int, **variables: str) -> subprocess.Popen[bytes]:
     """Start a server as those of a test session, and write down the environment that it runs in.
 
     :param variables: those of its environment that are others than usual.

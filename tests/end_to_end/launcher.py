@@ -120,7 +120,8 @@ def start(
     """
     python = sys.executable
     if not real:
-        python = warm_python.interpreter(emulated=bool(before), active=True)
+        # Whoever counts the tensors that live sees the start, too.
+        python = warm_python.interpreter(emulated=bool(before), active=script != COUNTING)
     bridge = ["-m", "accel_bridge.run", str(script), *arguments]
     if processes > 1:
         torchrun = [python, "-m", "torch.distributed.run", "--standalone"]
