@@ -30,10 +30,7 @@ MARKS = {
 }
 #: Tests of `make quick` whose cases for these contracts take long: (file, name).
 SLOW_CASES = {
-    *(
-        ("kernels/test_cpu.py", f"test_reference_passes_every_case_and_is_outside_of_none[{name}]")
-        for name in ("attention", "attention_max_logit", "gated_delta_rule", "state_space_scan")
-    ),
+    ("kernels/test_cpu.py", "test_reference_passes_every_case_and_is_outside_of_none[attention]"),
     ("preprocess/test_handlers.py", "test_bytes_are_those_of_mindspeed_llm[alpaca-qwen3]"),
 }
 #: A word of every command line that trains with Megatron.
@@ -142,7 +139,7 @@ def warm() -> str:
 @pytest.fixture
 def interpreter(warm: str) -> str:
     """What `accel_bridge.apps.testing` runs, its recordings above all, starts from the warm one."""
-    return warm
+    return warm_python.interpreter(active=True)
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ import pytest
 import warm_python
 from processes import ends
 
+from accel_bridge.recording import Plan
+
 #: What tells two interpreters apart, as far as a program can see.
 SHOW = """
 import json, os, sys, warnings
@@ -79,6 +81,59 @@ def test_what_a_fork_cannot_follow_gets_a_new_interpreter(
     code = "import sys; print(sys.executable, 'torch' in sys.modules)"
     done = run(warm, *words, code, env=environ)
     assert done.stdout == f"{sys.executable} False\n", done.stderr
+
+
+#: What is there when a script begins, and each patch's state after Megatron's import.
+BEGUN = """
+import json, os, sys
+begun = "megatron" in sys.modules
+if len(sys.argv) > 1:
+    sys.exit(f"begun {begun}")
+import megatron.training.training
+from accel_bridge.bridge.activation import current
+patches = {status.patch.id: [status.state.value, status.reason] for status in current().statuses}
+print(json.dumps([begun, sorted(os.environ), patches]))
+"""
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> str:
+    """:data:`BEGUN` as a file."""
+    path = tmp_path / "begun.py"
+    path.write_text(BEGUN)
+    return str(path)
+
+
+def test_an_active_one_has_the_bridge_that_a_training_would_activate(begun: str, warm: str) -> None:
+    environ = {"ACCEL_BRIDGE_BACKEND": "cpu", "ACCEL_BRIDGE_PLUGINS": "", "RANK": "0"}
+    found = []
+    for python in (warm, warm_python.interpreter(active=True)):
+        done = run(python, "-m", "accel_bridge.run", begun, env=environ)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    assert [one[0] for one in found] == [False, True]
+    assert found[0][1:] == found[1][1:]
+
+
+@pytest.mark.megatron
+def test_a_recording_begins_with_its_patches(begun: str) -> None:
+    words = ["-m", "accel_bridge.apps.record", Plan("").as_word(), begun]
+    done = run(warm_python.interpreter(active=True), *words)
+    is_there, _, patches = json.loads(done.stdout.splitlines()[-1])
+    assert (is_there, patches["record-step"][0]) == (True, "applied")
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize(
+    "environ",
+    [{"ACCEL_BRIDGE_PATCHES": "-rope"}, {"NVTE_FUSED_ATTN_BACKEND": "1"}, {"PYTHONPATH": "/a"}],
+)
+def test_it_is_not_active_where_the_environment_may_change_it(
+    environ: dict[str, str], begun: str
+) -> None:
+    python = warm_python.interpreter(active=True)
+    done = run(python, "-m", "accel_bridge.run", begun, "--no-more", env=environ)
+    assert done.stderr.endswith("begun False\n")
 
 
 #: Spawns processes; one tells whether torch was there when its module was imported.

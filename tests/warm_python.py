@@ -6,6 +6,10 @@ server: same arguments, environment, working directory, open files, exit status 
 accel_bridge nor Megatron is imported beforehand, so every run activates, verifies and patches anew
 (their code is read beforehand); exit functions run, and only the teardown of modules is left out.
 
+For trainings that are compared there is an `active` one, whose forks of `accel_bridge.run` begin
+with the bridge active and Megatron imported, wherever their environment says nothing about these:
+half of a short run's time. The losses are the same, and other tests prove the way there.
+
 What tests activation, launching, exit statuses, signals or the order of imports, and the emulator
 itself, takes a real interpreter. So does, by itself, a command that a fork cannot reproduce.
 """
@@ -52,18 +56,50 @@ FOLLOWED = ("PYTHONPATH", "PYTHONWARNINGS")
 #: Those that change no library: the bridge sets the first when it is activated, Ray the second.
 WITHOUT_EFFECT = ("OMP_WAIT_POLICY", "PYTHONBREAKPOINT")
 
+#: What every training begins with.
+BEGIN = """
+from accel_bridge.bridge.activation import activate
+activate()
+import megatron.training.training
+"""
+#: Some patches are for recordings only.
+BEGIN_RECORDING = f"""
+from accel_bridge.recording import Plan, set_plan
+set_plan(Plan(""))
+{BEGIN}
+"""
+#: Further servers, in which that was done: the programs that fork from each, as they activate first
+#: of all, or are spawned by one that did.
+ACTIVE = {
+    "run": ("-m (accel_bridge.run|end_to_end.dying) |-c from multiprocessing.spawn import ", BEGIN),
+    "record": ("-m accel_bridge.apps.record ", BEGIN_RECORDING),
+}
+#: Variables with these beginnings count when the bridge is activated or Megatron is imported.
+READ = ("ACCEL_BRIDGE_", "_ACCEL_BRIDGE_", "CUDA_", "MEGATRON_", "NVTE_", "TORCH_", "TRITON_")
+#: Those that do not: what a training says to the processes that it starts, and what says no more
+#: than an absent one.
+PASSED_ON = ("ACCEL_BRIDGE_AUTO", "_ACCEL_BRIDGE_SAID", "_ACCEL_BRIDGE_WATCH")
+PASSED_ON += ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
+AS_NONE = {
+    "ACCEL_BRIDGE_BACKEND": ("cpu", ""),
+    "ACCEL_BRIDGE_PLUGINS": ("",),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("1",),  # torchrun's
+}
+#: A process that imports nothing.
+TRACKER = "from multiprocessing.resource_tracker import "
+
 PROGRAM = """\
 #!{python} -IS
 import sys
 sys.path.insert(0, {tests!r})
 import warm_python
-warm_python.ask({address!r}, {python!r})
+warm_python.ask({servers!r}, {python!r})
 """
 
 Program = Callable[[], None]
 
 
-def interpreter(*, emulated: bool = False, cuda: bool = False) -> str:
+def interpreter(*, emulated: bool = False, cuda: bool = False, active: bool = False) -> str:
     """The path of the warm Python, one for all processes of a test session.
 
     On a machine with an accelerator this Python itself, unless CUDA is asked for: importing the
@@ -71,7 +107,11 @@ def interpreter(*, emulated: bool = False, cuda: bool = False) -> str:
 
     :param emulated: the one for `accel-bridge emulate-ascend`, which has torch_npu imported too.
     :param cuda: the one for runs on NVIDIA GPUs.
+    :param active: trainings on the CPU start with the bridge active and Megatron imported, where
+        nothing in their environment is about these; for what compares trainings.
     """
+    if active and not emulated:
+        return _active(_interpreter("cpu"))
     return _interpreter("npu" if emulated else "cuda" if cuda else "cpu")
 
 
@@ -98,36 +138,71 @@ def _interpreter(kind: str) -> str:
 
     if kind != "cuda" and select(load_plugins(), Settings()).chosen.name != "cpu":
         return sys.executable
-    directory, owner = _session(kind)
+    directory = _session(kind)
     with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (directory / "python").exists():
-            _start(kind, directory, owner)
+            start_kind(kind, directory, _owner())
     started_with.update(json.loads((directory / "environ").read_text()) if kind == "cpu" else {})
     return str(directory / "python")
 
 
-def _session(kind: str) -> tuple[Path, int]:
-    """The server's directory, and the process with which it ends: pytest-xdist's, or this one."""
+@functools.cache
+def _active(warm: str) -> str:
+    """The program whose trainings are forks of those of ``warm`` that :data:`ACTIVE` describes."""
+    import fcntl
+
+    if warm == sys.executable:
+        return warm
+    directory, owner = Path(warm).parent, _owner()
+    with open(directory / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (directory / "active").exists():
+            environ = json.loads((directory / "environ").read_text())
+            # What the activation sets, it sets in the forks.
+            own = [
+                name for name in environ if name not in os.environ and not name.startswith(FIXED)
+            ]
+            environ = {name: environ[name] for name in environ.keys() - own}
+            for name, (_, begin) in ACTIVE.items():
+                start(directory, owner, environ, [], begin, python=warm, name=name)
+            servers = [
+                (words, str(directory / f"{name}.socket")) for name, (words, _) in ACTIVE.items()
+            ]
+            servers.append(("", str(directory / "python.socket")))
+            _write_program(directory / "active", servers)
+    return str(directory / "active")
+
+
+def _owner() -> int:
+    """The process with which a server ends: pytest-xdist's, or this one."""
+    return os.getppid() if "PYTEST_XDIST_TESTRUNUID" in os.environ else os.getpid()
+
+
+def _session(kind: str) -> Path:
+    """The server's directory."""
     import tempfile
 
     session = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     # Not below pytest's directory: the address of a socket is 107 characters at most.
     if session is None:
-        return Path(tempfile.mkdtemp(prefix="warm-python-")), os.getpid()
+        return Path(tempfile.mkdtemp(prefix="warm-python-"))
     directory = Path(tempfile.gettempdir(), f"warm-python-{session}-{kind}")
     directory.mkdir(mode=0o700, exist_ok=True)
-    return directory, os.getppid()
+    return directory
 
 
-def _start(kind: str, directory: Path, owner: int) -> None:
-    """Start the server of a test session, and write down the environment that it runs in."""
+def start_kind(kind: str, directory: Path, owner: int, **variables: str) -> subprocess.Popen[bytes]:
+    """Start a server as those of a test session, and write down the environment that it runs in.
+
+    :param variables: those of its environment that are others than usual.
+    """
     environ, modules = _environment(kind), list(LIBRARIES)
     (directory / "environ").write_text(json.dumps(environ))
     if kind == "npu":
         environ = _emulated(environ, directory)
         modules[1:1] = ["torch_npu", *COMPILER]
-    start(directory, owner, environ, modules)
+    return start(directory, owner, {**environ, **variables}, modules)
 
 
 def start(
@@ -136,28 +211,27 @@ def start(
     environ: Mapping[str, str],
     modules: Sequence[str],
     prepare: str = "",
+    python: str = sys.executable,
+    name: str = "python",
 ) -> subprocess.Popen[bytes]:
-    """Start a server; ``directory / "python"`` is its program.
+    """Start a server; ``directory / name`` is its program.
 
     :param owner: the process with which it ends.
     :param modules: what it imports; what is not installed is passed over.
     :param prepare: Python that it runs then; the environment variables that this sets are the
         forks' too, as where it activates a bridge.
+    :param python: what runs it; another server's program makes it a fork of that.
     """
     import subprocess
 
-    address, program, tests = (
-        str(directory / "socket"),
-        directory / "python",
-        str(Path(__file__).parent),
-    )
-    with socket.socket(socket.AF_UNIX) as listener, open(directory / "log", "w") as log:
-        listener.bind(address)
+    program, tests = directory / name, str(Path(__file__).parent)
+    with socket.socket(socket.AF_UNIX) as listener, open(f"{program}.log", "w") as log:
+        listener.bind(f"{program}.socket")
         listener.listen(64)
         words = f"{listener.fileno()}, {str(program)!r}, {list(modules)!r}, {owner}, {prepare!r}"
         code = f"import sys; sys.path.append({tests!r}); import warm_python; "
         server = subprocess.Popen(
-            [sys.executable, "-c", f"{code}warm_python.serve({words})()"],
+            [python, "-c", f"{code}warm_python.serve({words})()"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -165,11 +239,16 @@ def start(
             pass_fds=[listener.fileno()],
             start_new_session=True,
         )
-    draft = directory / "draft"
-    draft.write_text(PROGRAM.format(python=sys.executable, tests=tests, address=address))
-    draft.chmod(0o755)
-    draft.rename(program)
+    _write_program(program, [("", f"{program}.socket")])
     return server
+
+
+def _write_program(path: Path, servers: Sequence[tuple[str, str]]) -> None:
+    """Write what asks servers: (words of the programs that it asks it for, its socket)."""
+    draft, tests = path.with_suffix(".draft"), str(Path(__file__).parent)
+    draft.write_text(PROGRAM.format(python=sys.executable, tests=tests, servers=servers))
+    draft.chmod(0o755)
+    draft.rename(path)
 
 
 #: The environment of the CPU's server.
@@ -202,12 +281,32 @@ def _emulated(environ: Mapping[str, str], root: Path) -> dict[str, str]:
     return environment(torch_npu, build(torch_npu), root, 1 << 30, environ)
 
 
-def ask(address: str, python: str) -> None:
-    """What the program does: let the server fork, and end as the fork ends."""
-    if not is_program(sys.argv[1:]):
+def ask(servers: Sequence[tuple[str, str]], python: str) -> None:
+    """What the program does: let a server fork, and end as the fork ends.
+
+    :param servers: beginnings of command lines, and who is asked for such; the next one where that
+        cannot follow.
+    """
+    answer, command = "real", " ".join(_split(sys.argv[1:])[1])
+    if is_program(sys.argv[1:]):
+        for words, address in servers:
+            if answer == "real" and re.match(words, command):
+                answer = _ask(address)
+    if answer == "real":
         os.execv(python, [python, *sys.argv[1:]])
+    if not answer:
+        raise SystemExit(f"the server of {sys.argv[0]} has ended; see its log")
+    if int(answer) < 0:
+        with contextlib.suppress(OSError):  # SIGKILL's is fixed
+            signal.signal(-int(answer), signal.SIG_DFL)
+        os.kill(os.getpid(), -int(answer))
+    os._exit(int(answer))
+
+
+def _ask(address: str) -> str:
+    """How the fork ended; "real" where a server says that it cannot follow."""
     files = inherited_files()
-    request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), files]).encode()
+    request = json.dumps([sys.argv, dict(os.environ), os.getcwd(), files]).encode()
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
         socket.send_fds(server, [len(request).to_bytes(4, "big")], files)
@@ -219,16 +318,7 @@ def ask(address: str, python: str) -> None:
             if os.getppid() != parent:
                 server.sendall(ORPHANED)
                 os._exit(1)
-        answer = server.recv(64).decode()
-    if answer == "real":
-        os.execv(python, [python, *sys.argv[1:]])
-    if not answer:
-        raise SystemExit(f"the server of {sys.argv[0]} has ended; see its log")
-    if int(answer) < 0:
-        with contextlib.suppress(OSError):  # SIGKILL's is fixed
-            signal.signal(-int(answer), signal.SIG_DFL)
-        os.kill(os.getpid(), -int(answer))
-    os._exit(int(answer))
+        return server.recv(64).decode()
 
 
 def inherited_files() -> list[int]:
@@ -250,7 +340,6 @@ def serve(
     """
     import gc
     import importlib
-    import multiprocessing.spawn
     import shutil
 
     try:
@@ -268,11 +357,9 @@ def serve(
         exec(prepare, {})
         kept.update(item for item in os.environ.items() if before.get(item[0]) != item[1])
     sys.path[:] = paths
-    _read_code("accel_bridge", "megatron", "transformer_engine")
-    _name_methods_quickly()
-    sys.executable = program
-    # What a fork spawns is one too: a manager of Megatron's checkpoints imported all of it anew.
-    multiprocessing.spawn.set_executable(program)
+    if modules:
+        _read_code("accel_bridge", "megatron", "transformer_engine")
+        _name_methods_quickly()
     # The collector would otherwise write to every object, and so copy every page, in every fork.
     gc.collect()
     gc.freeze()
@@ -285,7 +372,7 @@ def serve(
                 os.close(alive)
                 return _supervise(connection)
             connection.close()
-    shutil.rmtree(os.path.dirname(program))
+    shutil.rmtree(os.path.dirname(program), ignore_errors=True)
     raise SystemExit
 
 
@@ -324,7 +411,8 @@ def _supervise(connection: socket.socket) -> Program:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, files, _, _ = socket.recv_fds(connection, 4, MOST_FILES)
     with connection.makefile("rb") as stream:
-        arguments, environ, directory, places = json.loads(stream.read(int.from_bytes(head, "big")))
+        argv, environ, directory, places = json.loads(stream.read(int.from_bytes(head, "big")))
+    program, *arguments = argv
     if not can_follow(arguments, environ):
         connection.sendall(b"real")
         os._exit(0)
@@ -342,7 +430,9 @@ def _supervise(connection: socket.socket) -> Program:
         )
         # A manager's process goes back to these.
         sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
-        return functools.partial(_run, functools.partial(_become, arguments, environ, directory))
+        return functools.partial(
+            _run, functools.partial(_become, program, arguments, environ, directory)
+        )
     ended = os.pidfd_open(process)
     for file in (0, 1, 2, *files):
         os.close(file)
@@ -381,7 +471,21 @@ def _kill(process: int) -> None:
 
 def can_follow(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
     """Whether a fork of this process is what a new interpreter would be."""
-    return is_program(arguments) and _fixed({**kept, **environ}) == _fixed(os.environ)
+    wanted = {**kept, **environ}
+    if not is_program(arguments) or _fixed(wanted) != _fixed(os.environ):
+        return False
+    return "accel_bridge" not in sys.modules or _read(wanted) == _read(os.environ)
+
+
+def _read(environ: Mapping[str, str]) -> dict[str, str]:
+    """What counts where the bridge is active already, and what may hide a module."""
+    root = str(Path(__file__).parents[1])
+    paths = environ.get("PYTHONPATH", "").split(os.pathsep)
+    return {"PYTHONPATH": os.pathsep.join(path for path in paths if not path.startswith(root))} | {
+        name: value
+        for name, value in environ.items()
+        if name.startswith(READ) and name not in PASSED_ON and value not in AS_NONE.get(name, ())
+    }
 
 
 def is_program(arguments: Sequence[str]) -> bool:
@@ -428,11 +532,13 @@ def _run(program: Program) -> None:
     os._exit((status or 0) & 0xFF)
 
 
-def _become(arguments: list[str], environ: Mapping[str, str], directory: str) -> None:
+def _become(program: str, arguments: list[str], environ: Mapping[str, str], directory: str) -> None:
     """Run the command line as ``__main__``, as a new interpreter would."""
+    import atexit
     import importlib
     import io
     import multiprocessing.process
+    import multiprocessing.spawn
     import runpy
     import warnings
     from types import ModuleType
@@ -443,6 +549,13 @@ def _become(arguments: list[str], environ: Mapping[str, str], directory: str) ->
     os.environ.update({**kept, **environ})
     os.chdir(directory)
     multiprocessing.process.ORIGINAL_DIR = directory  # where what it spawns begins
+    sys.executable = program
+    # What a fork spawns is one too: a manager of Megatron's checkpoints imported all of it anew.
+    multiprocessing.spawn.set_executable(program)
+    if activation := sys.modules.get("accel_bridge.bridge.activation"):
+        report, bridge = activation._report_at_exit, activation.current()
+        atexit.unregister(report)
+        atexit.register(report, bridge, os.getpid())
     numpy.random.seed()
     paths = environ.get("PYTHONPATH", "")
     sys.path[:0] = [os.path.abspath(path) for path in paths.split(os.pathsep) if path]
@@ -467,7 +580,8 @@ def _become(arguments: list[str], environ: Mapping[str, str], directory: str) ->
         import accel_bridge_hook
 
         accel_bridge_hook.stand_down()
-        accel_bridge_hook._activate("torch")
+        if not arguments[-1].startswith(TRACKER):
+            accel_bridge_hook._activate("torch")
     if arguments[0] == "-m":
         sys.path.insert(0, directory)
         runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]

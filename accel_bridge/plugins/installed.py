@@ -1,7 +1,8 @@
-"""Entry points of installed distributions, read one by one: the metadata of one may be damaged."""
+"""What installed distributions have, read one by one: the metadata of one may be damaged."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, EntryPoint, distributions
@@ -35,6 +36,22 @@ def entry_points_of(
             continue
         seen.add(name.lower())
         yield from found
+
+
+def owners(module: str) -> set[str]:
+    """The distributions that a top-level package belongs to.
+
+    ``importlib.metadata.packages_distributions`` looks for every file of every distribution, which
+    takes a second, and minutes where the files are on a network.
+    """
+    found = set()
+    for distribution in distributions():
+        with contextlib.suppress(OSError, ValueError):  # damaged, or not readable
+            listed = (distribution.read_text("top_level.txt") or "").split()
+            files = "" if listed else distribution.read_text("RECORD") or ""
+            if module in listed or f"\n{module}/" in f"\n{files}":
+                found.add(identity(distribution)[0])
+    return found
 
 
 @functools.lru_cache(maxsize=64)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import packages_distributions
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from packaging.version import InvalidVersion, Version
 
 from accel_bridge.errors import BridgeError
+from accel_bridge.plugins.installed import owners
 
 #: CANN release that each torch_npu release was built with.
 #: Source: Ascend/pytorch, COMPATIBILITY.md (August 2026). Releases that it does not list, such as
@@ -56,7 +56,7 @@ def cann_mismatch(torch_npu: str, cann: str) -> str | None:
 
 
 def foreign_transformer_engine(
-    find: Callable[[], Mapping[str, Sequence[str]]] = packages_distributions,
+    find: Callable[[str], Collection[str]] = owners,
 ) -> bool:
     """Whether the installed ``transformer_engine`` is NVIDIA's, which needs a GPU.
 
@@ -64,15 +64,13 @@ def foreign_transformer_engine(
 
     :raises TwoTransformerEnginesError: both are installed: one has overwritten the other's files.
     """
-    owners = {name.lower().replace("_", "-") for name in find().get(TRANSFORMER_ENGINE, ())}
-    nvidia = {
-        name for name in owners if name.startswith("transformer-engine") and "npu" not in name
-    }
-    others = owners - nvidia
+    found = {name.lower().replace("_", "-") for name in find(TRANSFORMER_ENGINE)}
+    nvidia = {name for name in found if name.startswith("transformer-engine") and "npu" not in name}
+    others = found - nvidia
     if nvidia and others:
         raise TwoTransformerEnginesError(
             "two packages have the module transformer_engine; which one is imported is undefined",
-            evidence=f"installed: {', '.join(sorted(owners))}",
+            evidence=f"installed: {', '.join(sorted(found))}",
             next=f"pip uninstall {' '.join(sorted(nvidia))}, then pip install --force-reinstall "
             f"--no-deps {' '.join(sorted(others))}; accel_bridge brings NVIDIA's unless it is "
             "installed with --no-deps",

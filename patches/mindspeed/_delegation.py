@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from accel_bridge.errors import PatchError
 from accel_bridge.patches._installed import megatron_version
 from accel_bridge.plugin import Adaptor, Backend, Delegation, Patch, Variable, one_of
+from accel_bridge.plugins.installed import owners
 
 # The variable with which the user decides about MindSpeed.
 
@@ -215,7 +216,7 @@ def nvidia_transformer_engine() -> str | None:
     if spec is None or spec.origin is None:
         return None
     site = Path(spec.origin).parents[1]
-    for name in importlib.metadata.packages_distributions().get("transformer_engine", ()):
+    for name in sorted(owners("transformer_engine")):
         plain = name.lower().replace("_", "-")
         nvidia = plain.startswith("transformer-engine") and "npu" not in plain
         if nvidia and Path(str(importlib.metadata.distribution(name).locate_file(""))) == site:

@@ -17,7 +17,7 @@ CHECKS = [
 
 
 def test_the_device(emulate: Emulate) -> None:
-    ended = emulate(WORKER, devices=2, memory="256m")
+    ended = emulate(WORKER, devices=2, memory="256m", warm=True)
     passed = re.findall(r"^ok (\w+)$", ended.output, re.MULTILINE)
     assert passed == CHECKS, ended.output[-6000:]
     assert ended.returncode == 0
@@ -79,6 +79,6 @@ print("as blocks", torch.equal(got, want), "as ATen", torch.equal(got, a @ b))
 half = a.bfloat16().npu() @ b.bfloat16().npu()
 torch.testing.assert_close(half.cpu(), a.bfloat16() @ b.bfloat16(), rtol=0.02, atol=1.0)
 """
-    cube = emulate("-c", script, options=("--numerics", "cube"))
+    cube = emulate("-c", script, warm=True, options=("--numerics", "cube"))
     assert "as blocks True as ATen False" in cube.output, cube.output
-    assert "as ATen True" in emulate("-c", script).output
+    assert "as ATen True" in emulate("-c", script, warm=True).output

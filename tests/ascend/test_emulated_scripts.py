@@ -105,6 +105,6 @@ def test_a_triton_kernel_is_interpreted(emulate: Emulate, tmp_path: Path) -> Non
     """NPUs have no compiler of Triton."""
     script = tmp_path / "script.py"
     script.write_text(TRITON)
-    done = emulate(script)
+    done = emulate(script, warm=True)
     assert "npu [0.0, 2.0, 4.0, 6.0]" in done.output, done.output[-2000:]
     assert "Triton kernels run in Triton's interpreter" in done.output

@@ -20,7 +20,8 @@ class TestFp32:
     """Five iterations from one checkpoint."""
 
     def test_one_npu_equals_the_cpu(self, dense_checkpoint: Path, dense_reference: Run) -> None:
-        run = emulated("--load", str(dense_checkpoint), "--finetune").succeeded()
+        """As a user's: not from the warm Python."""
+        run = emulated("--load", str(dense_checkpoint), "--finetune", real=True).succeeded()
         assert worst_difference(dense_reference, run) <= FP32
         assert "EMULATED" in run.output
         reached = re.search(r"patches used: (\d+)", run.output)

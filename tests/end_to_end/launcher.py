@@ -118,7 +118,10 @@ def start(
     :param before: words of ``emulate-ascend``, which runs the rest.
     :param real: in new interpreters.
     """
-    python = sys.executable if real else warm_python.interpreter(emulated=bool(before))
+    python = sys.executable
+    if not real:
+        # Whoever counts the tensors that live sees the start, too.
+        python = warm_python.interpreter(emulated=bool(before), active=script != COUNTING)
     bridge = ["-m", "accel_bridge.run", str(script), *arguments]
     if processes > 1:
         torchrun = [python, "-m", "torch.distributed.run", "--standalone"]

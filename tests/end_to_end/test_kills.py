@@ -32,8 +32,8 @@ def pretrain(*options: str, more: Sequence[str] = ()) -> Run:
 
     :param more: further arguments of Megatron.
     """
-    words = [*MODEL, *SCHEDULE, *TP2, "--train-iters", "10", *more]
-    python = warm_python.interpreter()
+    words = [*MODEL, *SCHEDULE, *TP2, "--train-iters", "6", *more]
+    python = warm_python.interpreter(active=True)
     command = [python, "-m", "accel_bridge", "pretrain"]
     return launch([*command, "--nproc-per-node", "2", *options, "--", *words], env=TESTS)
 
@@ -44,7 +44,7 @@ def test_ranks_are_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
     The half checkpoint is not taken for a whole one, what is trained again is the same, and nobody
     holds the directory in the end.
     """
-    expected = pretrain(more=saving(tmp_path / "undisturbed")).succeeded().losses
+    expected = pretrain().succeeded().losses
     saves = saving(tmp_path / "killed")
     killed = pretrain("--runner", "end_to_end.dying save", more=saves)
     assert killed.returncode == 1, killed.output[-3000:]

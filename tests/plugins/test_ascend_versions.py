@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from plugin_site import Site
 
 from accel_bridge.backends.ascend._compatibility import (
     TwoTransformerEnginesError,
@@ -11,6 +12,7 @@ from accel_bridge.backends.ascend._compatibility import (
 )
 from accel_bridge.backends.ascend._hccl import VARIABLES, check_hccl
 from accel_bridge.errors import EnvironmentVariableError
+from accel_bridge.plugins.installed import owners
 
 
 @pytest.mark.parametrize(
@@ -33,7 +35,7 @@ def test_cann_that_does_not_belong_to_torch_npu(
 
 
 @pytest.mark.parametrize(
-    ("owners", "foreign"),
+    ("names", "foreign"),
     [
         ([], False),
         (["transformer_engine", "transformer_engine_torch"], True),
@@ -42,14 +44,28 @@ def test_cann_that_does_not_belong_to_torch_npu(
         (["megatron-adaptor"], False),
     ],
 )
-def test_nvidias_transformer_engine_is_told_from_the_npus(owners: list[str], foreign: bool) -> None:
-    assert foreign_transformer_engine(lambda: {"transformer_engine": owners}) is foreign
+def test_nvidias_transformer_engine_is_told_from_the_npus(names: list[str], foreign: bool) -> None:
+    assert foreign_transformer_engine(lambda module: names) is foreign
+
+
+def test_owners_are_found_by_their_lists(site: Site) -> None:
+    lists = {
+        "by-name": ("top_level.txt", "other\ntransformer_engine\n"),
+        "by-files": ("RECORD", "transformer_engine/__init__.py,sha256=x,1\n"),
+        "another": ("RECORD", "x/transformer_engine/y.py,,\ntransformer_engine_torch/z.py,,\n"),
+        "damaged": ("RECORD", "\udcff"),
+    }
+    for name, (file, text) in lists.items():
+        site.install(name, {})
+        path = site.directory / f"{name.replace('-', '_')}-1.0.dist-info" / file
+        path.write_bytes(text.encode(errors="surrogateescape"))
+    assert owners("transformer_engine") & lists.keys() == {"by-name", "by-files"}
 
 
 def test_two_transformer_engines_are_refused() -> None:
-    owners = ["transformer_engine", "TransformerEngineNPU"]
+    names = ["transformer_engine", "TransformerEngineNPU"]
     with pytest.raises(TwoTransformerEnginesError) as error:
-        foreign_transformer_engine(lambda: {"transformer_engine": owners})
+        foreign_transformer_engine(lambda module: names)
     assert "pip uninstall transformer-engine" in str(error.value)
 
 

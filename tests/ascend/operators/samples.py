@@ -15,7 +15,9 @@ import torch
 import torch_npu  # noqa: F401
 from comparison import Report, difference, tensors
 from names import NOT_EMPTY, OPERATORS
+from torch.testing._internal import common_utils
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo import core
 from torch.utils._pytree import tree_map_only
 
 #: Samples in float32; the other dtypes, and forms that work in place, take one.
@@ -29,6 +31,8 @@ def main() -> int:
     names = sys.argv[2:] or OPERATORS
     found = {(op.formatted_name if op.variant_test_name else op.name): op for op in op_db}
     warnings.simplefilter("ignore")
+    for module in (common_utils, core):  # torch looks for a TestCase that calls: 80% of the time
+        vars(module)["extract_test_fn"] = lambda: None
     with open(sys.argv[1], "w") as stream:
         report = Report(stream)
         for name in names:

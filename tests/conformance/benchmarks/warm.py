@@ -80,7 +80,7 @@ def _server(
         )
         if done.returncode == 0:
             return program, environ
-        said = (done.stderr or (directory / "log").read_text())[-300:]
+        said = (done.stderr or (directory / "python.log").read_text())[-300:]
     except subprocess.TimeoutExpired:
         said = f"no answer within {_SECONDS} s"
     print(f"no forks of {prepare.split()[:2]}: {said}", file=sys.stderr)
