@@ -45,7 +45,13 @@ LAYOUTS = {
     "fsdp": (
         2,
         "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
-        "--no-gradient-accumulation-fusion --use-distributed-optimizer --ckpt-format fsdp_dtensor",
+        "--no-gradient-accumulation-fusion --use-distributed-optimizer --ckpt-format fsdp_dtensor "
+        "--init-model-with-meta-device",
+    ),
+    "fp8-weights": (
+        2,
+        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather "
+        "--fp8-format hybrid --fp8-param-gather",
     ),
     "fsdp2": (2, "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist"),
 }
@@ -134,6 +140,19 @@ def test_activations_on_the_host_are_not_the_devices(
     # Of a layer: the inputs of attention's two products, query, key, value and result, in bfloat16.
     moved = 4 * 6 * 64 * 64 * 2
     assert moved / 2 < needs[0] - needs[1] < 2 * moved, needs
+
+
+def test_what_a_cluster_has_and_a_laptop_has_not(tmp_path: Path) -> None:
+    """A vocabulary, a checkpoint with its arguments, and NCCL's memory."""
+    command = [sys.executable, "-m", "accel_bridge", "rehearse", "--", "torchrun"]
+    command += ["--nproc-per-node=2", "-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split()]
+    command += [*LAYOUTS["fsdp"][1].split(), "--use-nccl-ub", "--use-checkpoint-args"]
+    command += ["--load", str(tmp_path / "absent"), "--pretrained-checkpoint", "absent"]
+    command += ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", "absent.model"]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-3000:]
+    assert "a vocabulary of 127, for absent.model is not on this machine" in made.stdout
+    assert "no checkpoint is loaded" in made.stdout
 
 
 def test_a_layout_that_cannot_divide_is_the_programs_own_error() -> None:

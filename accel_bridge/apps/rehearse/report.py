@@ -162,8 +162,10 @@ def checkpoint(outcome: Outcome) -> list[str]:
     if not any(sizes.values()):
         return []
     total = sum(sizes[one["rank"]] * len(one["stands_for"]) for one in outcome.ranks)
+    known, world = sum(len(one["stands_for"]) for one in outcome.ranks), outcome.ranks[0]["world"]
+    rest = "" if known == world else f" from {known} of {world} ranks (--ranks all-kinds: from all)"
     return [
-        f"a checkpoint writes about {total / GB:.1f} GB:",
+        f"a checkpoint writes about {total / GB:.1f} GB{rest}:",
         *(
             f"  rank {one['rank']}: {size / GB:.3f} GB to {name}"
             for one in outcome.ranks
