@@ -19,6 +19,7 @@ from accel_bridge.process.import_hook import ImportHook
 class Session(Protocol):
     """The rehearsal of a rank, as ``accel_bridge.apps.rehearse`` has it."""
 
+    directory: str
     steps: int
     has_steps: bool
     remedies: list[dict[str, Any]]
@@ -210,6 +211,8 @@ def _arguments(module: ModuleType, session: Session) -> None:
         defaults = rest[0] if rest else kwargs.get("defaults", {})
         kind = getattr(args, "tokenizer_type", None) or (defaults or {}).get("tokenizer_type")
         _own_tokenizer(args, session, kind)
+        if _has_sentences(kind) and getattr(args, "mock_data", False):
+            _sentences(args, session)
         answer = validate(args, *rest, **kwargs)
         setattr(args, _SAVE, args.save)
         _set(args, _SAVES)
@@ -259,6 +262,9 @@ _SAVES: Final = {
     "non_persistent_save_interval": None,
 }
 
+#: Arguments that name data, and files that list more of it.
+_DATA: Final = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_LISTS: Final = ("data_args_path", "per_split_data_args_path")
 #: Arguments that name a checkpoint to begin with.
 _LOADS: Final = ("load", "pretrained_checkpoint")
 
@@ -271,13 +277,13 @@ def _set(args: Any, values: dict[str, Any]) -> None:
 
 def _adapt(args: Any, session: Session) -> None:
     _set(args, _OFF)
-    paths = [one for one in getattr(args, "data_path", None) or [] if not _is_number(one)]
-    absent = [one for one in paths if not os.path.exists(f"{one}.idx")]
+    named = [one for name in _DATA for one in getattr(args, name, None) or []]
+    paths = [f"{one}.idx" for one in named if not _is_number(one)]
+    paths += [path for path in (getattr(args, name, None) for name in _LISTS) if path]
+    absent = [one for one in paths if not os.path.exists(one)]
     if absent:
-        session.note(f"mock data, for {absent[0]}.idx is not on this machine")
-        for name in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
-            if hasattr(args, name):
-                setattr(args, name, None)
+        session.note(f"mock data, for {absent[0]} is not on this machine")
+        _set(args, dict.fromkeys((*_DATA, *_LISTS)))
         args.mock_data = True
 
 
@@ -388,18 +394,46 @@ def _own_tokenizer(args: Any, session: Session, kind: str | None) -> None:
     if absent is None:
         return
     given = getattr(args, "vocab_size", None)
-    if given is None:
-        size = _SIZES.get(kind or "")
-    else:  # Megatron's is without the end of a document, which other vocabularies have in them
-        size = given + (kind == "GPT2BPETokenizer")
+    # Megatron's is without the end of a document, which other vocabularies have in them.
+    more = kind == "GPT2BPETokenizer"
+    size = _SIZES.get(kind or "") if given is None else given + more
     if size is None:
         raise BridgeError(
             f"the vocabulary {absent} is not on this machine, and nothing tells its size.",
             evidence=f"--tokenizer-type {kind} without --vocab-size",
             next="add --vocab-size N to the command: a rehearsal needs no more; or copy the file",
         )
-    args.tokenizer_type, args.vocab_size = "NullTokenizer", size - 1
+    if _has_sentences(kind):
+        args.vocab_file = os.path.join(session.directory, f"vocab.{_rank()}.txt")
+        with open(args.vocab_file, "w") as file:
+            marks = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+            file.write("\n".join((*marks, *(f"w{n}" for n in range(len(marks), size)))))
+    else:
+        args.tokenizer_type, args.vocab_size = "NullTokenizer", size - 1
     session.note(f"a vocabulary of {size:,}, for {absent} is not on this machine")
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
+
+
+def _has_sentences(kind: str | None) -> bool:
+    """BERT's and T5's, whose data sets have no mock, and want a vocabulary's marks."""
+    return (kind or "").startswith("BertWordPiece")
+
+
+def _sentences(args: Any, session: Session) -> None:
+    """Documents of sentences in the place of data that is not here."""
+    import numpy
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    prefix = os.path.join(session.directory, f"sentences.{_rank()}")
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.int32)
+    for _ in range(100):
+        builder.add_document(torch.arange(5, 5 + 8 * 64), [64] * 8)
+    builder.finalize(f"{prefix}.idx")
+    args.data_path, args.split, args.mock_data = [prefix], "1,1,1", False
 
 
 def _from_hub(path: str, kind: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -32,6 +33,12 @@ class RehearsalError(BridgeError):
     exit_code = 1
 
 
+def _ranks(text: str) -> str:
+    if not re.fullmatch(r"\d+(,\d+)*|all|all-kinds|", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no numbers with commas, all or all-kinds")
+    return text
+
+
 def _parser() -> Parser:
     parser = Parser(
         prog="accel-bridge rehearse",
@@ -49,6 +56,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--ranks",
         metavar="LIST",
+        type=_ranks,
         default="",
         help="ranks to rehearse: 0,5,7, all, or all-kinds, one of each that differs "
         "(default: the first and the last pipeline stage)",

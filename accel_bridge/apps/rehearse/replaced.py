@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from accel_bridge.apps.rehearse import values
-from accel_bridge.apps.rehearse.devices import TYPE
+from accel_bridge.apps.rehearse.devices import MIB, TYPE
 
 
 def place(kwargs: dict[str, Any]) -> tuple[int, int]:
@@ -33,7 +33,7 @@ def wrapper(*args: Any, device: Any = None, **kwargs: Any) -> Any:
 
 
 def apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    """``Module._apply``: a parameter that leaves the meta device is a new one, as with real ones."""
+    """``Module._apply``: a parameter that leaves the meta device is a new one, as without fakes."""
 
     @functools.wraps(original)
     def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +64,16 @@ def dispatch(original: Callable[..., Any]) -> Any:
         return func(*args, **(kwargs or {}))
 
     return classmethod(run)
+
+
+def reduce(fake: FakeTensor, protocol: Any) -> tuple[Any, ...]:
+    """Pickled, as Transformer Engine does its scales for a checkpoint: its bytes are zeros."""
+    size = fake.numel() * fake.element_size()
+    return _unpickled, (tuple(fake.shape), fake.dtype, bytes(min(size, MIB)))
+
+
+def _unpickled(shape: tuple[int, ...], dtype: torch.dtype, content: bytes) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
