@@ -380,8 +380,11 @@ def _without_tokenizer(args: Any) -> None:
     kind = getattr(args, "tokenizer_type", None)
     given = {name: getattr(args, name, None) for name in _VOCABULARIES}
     named = {name: path for name, path in given.items() if path}
+    sized = getattr(args, "vocab_size", None) is not None
     absent = [
-        path for path in named.values() if not os.path.exists(path) and not _from_hub(path, kind)
+        path
+        for path in named.values()
+        if not os.path.exists(path) and not _from_hub(path, kind, sized)
     ]
     if absent:
         setattr(args, _ABSENT, absent[0])
@@ -436,14 +439,13 @@ def _sentences(args: Any, session: Session) -> None:
     args.data_path, args.split, args.mock_data = [prefix], "1,1,1", False
 
 
-def _from_hub(path: str, kind: str | None) -> bool:
-    """Whether Hugging Face's library would look for it, or has it."""
+def _from_hub(path: str, kind: str | None, sized: bool) -> bool:
+    """Whether it may be the name of a model on a hub, which is asked for what nobody tells."""
     if kind not in ("HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer"):
         return False
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+    if sized and kind == "HuggingFaceTokenizer":
         return False
-    offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
-    return not offline
+    return not path.startswith((".", "/", "~")) and path.count("/") <= 1
 
 
 def _is_number(text: str) -> bool:

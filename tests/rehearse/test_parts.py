@@ -285,20 +285,23 @@ def test_a_checkpoint_of_ranks_that_nobody_stood_for() -> None:
     assert checkpoint(outcome)[0] == "a checkpoint writes about 8.0 GB:"
 
 
-def test_a_vocabulary_that_is_not_here() -> None:
+def test_a_vocabulary_that_is_not_here(tmp_path: Path) -> None:
     """Its size is the command's, the type's, or an error that says so."""
     notes: list[str] = []
-    session = cast(rehearsal.Session, SimpleNamespace(note=notes.append))
+    session = cast(rehearsal.Session, SimpleNamespace(note=notes.append, directory=tmp_path))
 
     def size(kind: str | None, given: int | None, default: str | None = None) -> int:
         args = SimpleNamespace(tokenizer_type=kind, vocab_size=given, vocab_file="absent.txt")
         rehearsal._without_tokenizer(args)
         assert args.vocab_file is None
         rehearsal._own_tokenizer(args, session, kind or default)
+        if args.vocab_file is not None:  # of marks, which BERT's data set asks for
+            return len(Path(args.vocab_file).read_text().splitlines())
         return int(args.vocab_size) + 1  # the end of a document is one more
 
     assert size("GPT2BPETokenizer", None) == size("GPT2BPETokenizer", 50256) == 50257
     assert size("GPTSentencePieceTokenizer", 256_000) == 256_000
     assert size(None, None, "BertWordPieceLowerCase") == 30522
+    assert size("HuggingFaceTokenizer", 128_256) == 128_256  # no hub is asked
     with pytest.raises(BridgeError, match="nothing tells its size"):
         size("GPTSentencePieceTokenizer", None)
