@@ -22,14 +22,15 @@ def place(kwargs: dict[str, Any]) -> tuple[int, int]:
     return rank, world
 
 
-def wrapper(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+def wrapper(*args: Any, **kwargs: Any) -> Any:
     """``Tensor._make_wrapper_subclass``, below the redirection, which takes numbers away.
 
     Autograd has a queue of the first device, and none of a quantized parameter's without a number.
     """
+    device = kwargs.get("device")
     if isinstance(device, int) or (device and torch.device(device).type in (TYPE, "cuda")):
-        device = f"{TYPE}:0"
-    return torch._C.TensorBase._make_wrapper_subclass(*args, device=device, **kwargs)
+        kwargs["device"] = f"{TYPE}:0"
+    return torch._C.TensorBase._make_wrapper_subclass(*args, **kwargs)
 
 
 def apply(original: Callable[..., Any]) -> Callable[..., Any]:
