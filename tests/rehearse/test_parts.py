@@ -19,7 +19,7 @@ from accel_bridge.apps.rehearse.estimate import Network, estimate
 from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import MIB, simulate
 from accel_bridge.apps.rehearse.mode import Rehearsal
-from accel_bridge.apps.rehearse.report import Outcome, advise, checkpoint, table
+from accel_bridge.apps.rehearse.report import Outcome, _rank_rows, advise, checkpoint, table
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import rehearsal
 
@@ -277,10 +277,12 @@ def test_a_rank_that_failed_speaks_for_itself() -> None:
     assert _said(["Killed"])[:2] == (".", ["Killed"])
 
 
-def test_a_checkpoint_of_ranks_that_nobody_stood_for() -> None:
+def test_ranks_that_nobody_stands_for() -> None:
     rank = {"rank": 0, "world": 8, "stands_for": [0, 1], "files": [["a.distcp", 10**9]]}
     outcome = Outcome(devices.find("h200"), [rank], [])
-    assert checkpoint(outcome)[0].startswith("a checkpoint writes about 2.0 GB from 2 of 8 ranks")
+    assert checkpoint(outcome)[0] == "a checkpoint writes about 2.0 GB without 6 other ranks':"
+    rank |= {"parameters": 1, "peak_bytes": 1, "needs_bytes": 1, "fits": True}
+    assert _rank_rows(outcome)[-1][:3] == ["others", "6", "not rehearsed"]
     rank["stands_for"] = list(range(8))
     assert checkpoint(outcome)[0] == "a checkpoint writes about 8.0 GB:"
 
