@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from accel_bridge.apps.rehearse import devices, replaced
 from accel_bridge.apps.rehearse.command import _said, main
@@ -307,3 +308,12 @@ def test_a_vocabulary_that_is_not_here(tmp_path: Path) -> None:
     assert size("HuggingFaceTokenizer", 128_256) == 128_256  # no hub is asked
     with pytest.raises(BridgeError, match="nothing tells its size"):
         size("GPTSentencePieceTokenizer", None)
+
+
+def test_a_fake_tensor_is_pickled_as_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Transformer Engine does what FP8 keeps beside the weights."""
+    monkeypatch.setattr(FakeTensor, "__reduce_ex__", replaced.reduce)
+    with FakeTensorMode():
+        data = pickle.dumps(torch.empty(100, 10))
+        assert 4000 < len(data) < 5000
+        assert pickle.loads(data).shape == (100, 10)

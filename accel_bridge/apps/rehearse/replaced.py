@@ -70,11 +70,11 @@ def dispatch(original: Callable[..., Any]) -> Any:
 def reduce(fake: FakeTensor, protocol: Any) -> tuple[Any, ...]:
     """Pickled, as Transformer Engine does its scales for a checkpoint: its bytes are zeros."""
     size = fake.numel() * fake.element_size()
-    return _unpickled, (tuple(fake.shape), fake.dtype, bytes(min(size, MIB)))
+    return _unpickled, (tuple(fake.shape), fake.dtype, fake.device, bytes(min(size, MIB)))
 
 
-def _unpickled(shape: tuple[int, ...], dtype: torch.dtype, content: bytes) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype)
+def _unpickled(shape: tuple[int, ...], dtype: Any, device: Any, content: bytes) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
