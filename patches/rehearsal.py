@@ -277,6 +277,12 @@ def _set(args: Any, values: dict[str, Any]) -> None:
 
 def _adapt(args: Any, session: Session) -> None:
     _set(args, _OFF)
+    if getattr(args, "tp_comm_overlap", False):
+        args.tp_comm_overlap = False
+        session.note(
+            "--tp-comm-overlap wants NVIDIA's compiled Transformer Engine there; its buffers and "
+            "its overlap are not counted"
+        )
     named = [one for name in _DATA for one in getattr(args, name, None) or []]
     paths = [f"{one}.idx" for one in named if not _is_number(one)]
     paths += [path for path in (getattr(args, name, None) for name in _LISTS) if path]
