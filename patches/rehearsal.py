@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -9,7 +10,9 @@ from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final, Protocol
 
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches.checkpoint_plan import files
+from accel_bridge.patches.checkpoints import TRACKER
 from accel_bridge.process.import_hook import ImportHook
 from accel_bridge.process.parser import is_number
 
@@ -17,6 +20,7 @@ from accel_bridge.process.parser import is_number
 class Session(Protocol):
     """The rehearsal of a rank, as ``accel_bridge.apps.rehearse`` has it."""
 
+    directory: str
     steps: int
     has_steps: bool
     remedies: list[dict[str, Any]]
@@ -38,6 +42,9 @@ class Session(Protocol):
 
 #: Where the user's ``--save`` is kept while Megatron has none.
 _SAVE: Final = "_accel_bridge_rehearsed_save"
+#: Likewise the path of a vocabulary that is not here.
+_ABSENT: Final = "_accel_bridge_absent_vocabulary"
+_VOCABULARIES: Final = ("vocab_file", "merge_file", "tokenizer_model")
 
 
 def attach(session: Session) -> None:
@@ -45,6 +52,7 @@ def attach(session: Session) -> None:
     fsdp = "megatron.core.distributed.fsdp.src.megatron_fsdp"
     steps: dict[str, Callable[[ModuleType, Session], None]] = {
         f"{fsdp}.uneven_dtensor": _shards,
+        "megatron.core.nccl_allocator": _user_buffers,
         "megatron.training.training": _training,
         "megatron.training.arguments": _arguments,
         "megatron.core.optimizer.optimizer": _optimizer,
@@ -53,6 +61,23 @@ def attach(session: Session) -> None:
         "transformer_engine.pytorch.cpu_offload_v1": _marking,
     }
     ImportHook(steps, lambda name, module: steps[name](module, session)).install()
+
+
+def _user_buffers(module: ModuleType, session: Session) -> None:
+    """NCCL's own memory is counted as PyTorch's; nothing is compiled, nothing registered."""
+
+    def nothing(*args: Any, **kwargs: Any) -> Any:
+        return contextlib.nullcontext()
+
+    for name in _USER_BUFFERS:
+        if hasattr(module, name):
+            setattr(module, name, nothing)
+
+
+_USER_BUFFERS: Final = (
+    *("init", "create_nccl_mem_pool", "register_mem_pool", "deregister_mem_pool", "nccl_mem"),
+    *("MultiGroupMemPoolAllocator", "MemPoolAllocatorWithoutRegistration"),
+)
 
 
 def _offloading(module: ModuleType, session: Session) -> None:
@@ -183,6 +208,12 @@ def _arguments(module: ModuleType, session: Session) -> None:
     @functools.wraps(validate)
     def validated(args: Any, *rest: Any, **kwargs: Any) -> Any:
         _adapt(args, session)
+        _no_checkpoint(args, session)
+        defaults = rest[0] if rest else kwargs.get("defaults", {})
+        kind = getattr(args, "tokenizer_type", None) or (defaults or {}).get("tokenizer_type")
+        _own_tokenizer(args, session, kind)
+        if _has_sentences(kind) and getattr(args, "mock_data", False):
+            _sentences(args, session)
         answer = validate(args, *rest, **kwargs)
         setattr(args, _SAVE, args.save)
         _set(args, _SAVES)
@@ -203,6 +234,9 @@ def _arguments(module: ModuleType, session: Session) -> None:
     def parsed(*rest: Any, **kwargs: Any) -> Any:
         args = parse(*rest, **kwargs)
         _adapt(args, session)  # before anyone looks whether its files are there
+        _without_tokenizer(args)
+        if not _has_checkpoint_args(args, session):
+            _no_checkpoint(args, session)
         return args
 
     module.parse_args = parsed  # type: ignore[attr-defined]
@@ -229,6 +263,12 @@ _SAVES: Final = {
     "non_persistent_save_interval": None,
 }
 
+#: Arguments that name data, and files that list more of it.
+_DATA: Final = ("data_path", "train_data_path", "valid_data_path", "test_data_path")
+_LISTS: Final = ("data_args_path", "per_split_data_args_path")
+#: Arguments that name a checkpoint to begin with.
+_LOADS: Final = ("load", "pretrained_checkpoint")
+
 
 def _set(args: Any, values: dict[str, Any]) -> None:
     for name, value in values.items():
@@ -238,18 +278,38 @@ def _set(args: Any, values: dict[str, Any]) -> None:
 
 def _adapt(args: Any, session: Session) -> None:
     _set(args, _OFF)
-    if getattr(args, "load", None):
-        args.load = None
-        session.note("no checkpoint is loaded: its values change neither memory nor time")
-    _own_tokenizer(args, session)
-    paths = [one for one in getattr(args, "data_path", None) or [] if not is_number(one)]
-    absent = [one for one in paths if not os.path.exists(f"{one}.idx")]
+    if getattr(args, "tp_comm_overlap", False):
+        args.tp_comm_overlap = False
+        session.note(
+            "--tp-comm-overlap wants NVIDIA's compiled Transformer Engine there; its buffers and "
+            "its overlap are not counted"
+        )
+    named = [one for name in _DATA for one in getattr(args, name, None) or []]
+    paths = [f"{one}.idx" for one in named if not is_number(one)]
+    paths += [path for path in (getattr(args, name, None) for name in _LISTS) if path]
+    absent = [one for one in paths if not os.path.exists(one)]
     if absent:
-        session.note(f"mock data, for {absent[0]}.idx is not on this machine")
-        for name in ("data_path", "train_data_path", "valid_data_path", "test_data_path"):
-            if hasattr(args, name):
-                setattr(args, name, None)
+        session.note(f"mock data, for {absent[0]} is not on this machine")
+        _set(args, dict.fromkeys((*_DATA, *_LISTS)))
         args.mock_data = True
+
+
+def _has_checkpoint_args(args: Any, session: Session) -> bool:
+    """Whether the checkpoint must be opened for the arguments that it was made with."""
+    if not getattr(args, "use_checkpoint_args", False):
+        return False
+    named = [getattr(args, name, None) for name in _LOADS]
+    if any(one and os.path.isfile(os.path.join(one, TRACKER)) for one in named):
+        return True
+    args.use_checkpoint_args = False
+    session.note("--use-checkpoint-args changes nothing, for the checkpoint is not on this machine")
+    return False
+
+
+def _no_checkpoint(args: Any, session: Session) -> None:
+    if any(getattr(args, name, None) for name in _LOADS):
+        _set(args, dict.fromkeys(_LOADS))
+        session.note("no checkpoint is loaded: its values change neither memory nor time")
 
 
 def _shorten(args: Any, session: Session) -> None:
@@ -313,23 +373,86 @@ def _remedies(args: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _own_tokenizer(args: Any, session: Session) -> None:
-    """Vocabularies that are not on this machine: their size is all that is needed."""
-    names = ("vocab_file", "merge_file", "tokenizer_model")
+#: Tokens of the vocabularies that come with a type; others' are in their file only.
+_SIZES: Final = {
+    "GPT2BPETokenizer": 50257,
+    "BertWordPieceLowerCase": 30522,
+    "BertWordPieceCase": 28996,
+    "Llama2Tokenizer": 32000,
+}
+
+
+def _without_tokenizer(args: Any) -> None:
+    """Vocabularies that are not on this machine are put aside, before anyone looks for them."""
+    kind = getattr(args, "tokenizer_type", None)
+    given = {name: getattr(args, name, None) for name in _VOCABULARIES}
+    named = {name: path for name, path in given.items() if path}
+    sized = getattr(args, "vocab_size", None) is not None
     absent = [
         path
-        for path in (getattr(args, name, None) for name in names)
-        if path and not os.path.exists(path) and (path.endswith((".json", ".txt", ".model")))
+        for path in named.values()
+        if not os.path.exists(path) and not _from_hub(path, kind, sized)
     ]
-    kind = getattr(args, "tokenizer_type", None)
-    size = getattr(args, "vocab_size", None)
-    if size is None and kind == "GPT2BPETokenizer":
-        size = 50256
-    if absent and size is not None:
-        args.tokenizer_type, args.vocab_size = "NullTokenizer", size
-        for name in names:
-            setattr(args, name, None)
-        session.note(f"a vocabulary of {size + 1:,}, for {absent[0]} is not on this machine")
+    if absent:
+        setattr(args, _ABSENT, absent[0])
+        _set(args, dict.fromkeys(named))
+
+
+def _own_tokenizer(args: Any, session: Session, kind: str | None) -> None:
+    """In the place of a vocabulary that is not here: its size is all that is needed."""
+    absent = getattr(args, _ABSENT, None)
+    if absent is None:
+        return
+    given = getattr(args, "vocab_size", None)
+    # Megatron's is without the end of a document, which other vocabularies have in them.
+    more = kind == "GPT2BPETokenizer"
+    size = _SIZES.get(kind or "") if given is None else given + more
+    if size is None:
+        raise BridgeError(
+            f"the vocabulary {absent} is not on this machine, and nothing tells its size.",
+            evidence=f"--tokenizer-type {kind} without --vocab-size",
+            next="add --vocab-size N to the command: a rehearsal needs no more; or copy the file",
+        )
+    if _has_sentences(kind):
+        args.vocab_file = os.path.join(session.directory, f"vocab.{_rank()}.txt")
+        with open(args.vocab_file, "w") as file:
+            marks = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+            file.write("\n".join((*marks, *(f"w{n}" for n in range(len(marks), size)))))
+    else:
+        args.tokenizer_type, args.vocab_size = "NullTokenizer", size - 1
+    session.note(f"a vocabulary of {size:,}, for {absent} is not on this machine")
+
+
+def _rank() -> str:
+    return os.environ.get("RANK", "0")
+
+
+def _has_sentences(kind: str | None) -> bool:
+    """BERT's and T5's, whose data sets have no mock, and want a vocabulary's marks."""
+    return (kind or "").startswith("BertWordPiece")
+
+
+def _sentences(args: Any, session: Session) -> None:
+    """Documents of sentences in the place of data that is not here."""
+    import numpy
+    import torch
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
+
+    prefix = os.path.join(session.directory, f"sentences.{_rank()}")
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=numpy.int32)
+    for _ in range(100):
+        builder.add_document(torch.arange(5, 5 + 8 * 64), [64] * 8)
+    builder.finalize(f"{prefix}.idx")
+    args.data_path, args.split, args.mock_data = [prefix], "1,1,1", False
+
+
+def _from_hub(path: str, kind: str | None, sized: bool) -> bool:
+    """Whether it may be the name of a model on a hub, which is asked for what nobody tells."""
+    if kind not in ("HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer"):
+        return False
+    if sized and kind == "HuggingFaceTokenizer":
+        return False
+    return not path.startswith((".", "/", "~")) and path.count("/") <= 1
 
 
 def _optimizer(module: ModuleType, session: Session) -> None:

@@ -12,6 +12,7 @@ import torch
 from accel_bridge import kernels
 from accel_bridge.apps.capsules import Place, choose, first_bit
 from accel_bridge.apps.capsules.replayed import as_json, diverge, judge
+from accel_bridge.apps.cli.main import main
 from accel_bridge.apps.comparison import compare, distance, moved_by
 from accel_bridge.errors import BridgeError
 from accel_bridge.kernels import RMS_NORM, watch_kernels
@@ -158,6 +159,27 @@ def test_what_one_run_alone_does_in_place_is_named() -> None:
 def test_other_arguments_are_named() -> None:
     found = diverge(capsule(Layer(1.01)), capsule(Layer(1.02)))
     assert found.why == "it is called with other arguments"
+
+
+def test_a_stage_of_its_own_is_compared() -> None:
+    """With two pipeline stages the module runs on the second rank."""
+    one, other = capsule(Layer()), capsule(Layer(1.01))
+    found = diverge(one, replace(other, ranks=((), *other.ranks), layout={"PP": 2}))
+    assert (found.b.name, found.why, found.rank) == ("aten.mul.Tensor", "only B runs it", 1)
+
+
+def test_other_parts_of_tensors_are_no_agreement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = capsule(Layer()), capsule(Layer(1.01))
+    halves = tuple(replace(value, shape=(2, *value.shape), data=None) for value in other.values)
+    names = [str(tmp_path / name) for name in ("a.capsule", "b.capsule")]
+    write_capsule(one, Path(names[0]))
+    write_capsule(replace(other, values=halves, layout={"TP": 2}), Path(names[1]))
+    assert main(["parity", "replay", *names]) == 2
+    said = capsys.readouterr().err
+    assert "other parts of their tensors" in said
+    assert "TP 1 | 2" in said
 
 
 def test_one_changed_bit_is_the_first_operator_that_is_not_deterministic() -> None:

@@ -67,3 +67,11 @@ def count(rank: dict[str, Any], sizes: bool = True) -> Counter[tuple[Any, ...]]:
         for step, kind, group, dtype, _, size, _, _ in rank["calls"]
         if step == 2
     )
+
+
+def volumes(counted: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
+    """(kind, ranks of the group) -> bytes of all."""
+    found: Counter[tuple[Any, ...]] = Counter()
+    for (kind, ranks, _, size), number in counted.items():
+        found[kind, ranks] += size * number
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,15 +12,15 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from accel_bridge.apps.rehearse import devices, replaced
-from accel_bridge.apps.rehearse.command import main
+from accel_bridge.apps.rehearse.command import _said, main
 from accel_bridge.apps.rehearse.estimate import Network, estimate
 from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import MIB, simulate
 from accel_bridge.apps.rehearse.mode import Rehearsal
-from accel_bridge.apps.rehearse.report import advise, table
+from accel_bridge.apps.rehearse.report import Outcome, _rank_rows, advise, checkpoint, table
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import rehearsal
 
@@ -264,3 +265,55 @@ def test_what_was_assumed_once_is_assumed_again() -> None:
         assert counts[0].item() != counts[1]
         counts[0].copy_(torch.empty((), dtype=torch.int64))
         assert counts[0].item() == 1
+
+
+def test_a_rank_that_failed_speaks_for_itself() -> None:
+    tail = [
+        "[rank3]: accel-bridge: error: rank 3: The model cannot be built.",
+        "[rank3]:   evidence: ValueError at a.py:1",
+        "[rank3]:   next:     a smaller one",
+    ]
+    said = (": The model cannot be built.", ["ValueError at a.py:1"], "a smaller one")
+    assert _said(["noise", *tail]) == said
+    assert _said(["Killed"])[:2] == (".", ["Killed"])
+
+
+def test_ranks_that_nobody_stands_for() -> None:
+    rank = {"rank": 0, "world": 8, "stands_for": [0, 1], "files": [["a.distcp", 10**9]]}
+    outcome = Outcome(devices.find("h200"), [rank], [])
+    assert checkpoint(outcome)[0] == "a checkpoint writes about 2.0 GB without 6 other ranks':"
+    rank |= {"parameters": 1, "peak_bytes": 1, "needs_bytes": 1, "fits": True}
+    assert _rank_rows(outcome)[-1][:3] == ["others", "6", "not rehearsed"]
+    rank["stands_for"] = list(range(8))
+    assert checkpoint(outcome)[0] == "a checkpoint writes about 8.0 GB:"
+
+
+def test_a_vocabulary_that_is_not_here(tmp_path: Path) -> None:
+    """Its size is the command's, the type's, or an error that says so."""
+    notes: list[str] = []
+    session = cast(rehearsal.Session, SimpleNamespace(note=notes.append, directory=tmp_path))
+
+    def size(kind: str | None, given: int | None, default: str | None = None) -> int:
+        args = SimpleNamespace(tokenizer_type=kind, vocab_size=given, vocab_file="absent.txt")
+        rehearsal._without_tokenizer(args)
+        assert args.vocab_file is None
+        rehearsal._own_tokenizer(args, session, kind or default)
+        if args.vocab_file is not None:  # of marks, which BERT's data set asks for
+            return len(Path(args.vocab_file).read_text().splitlines())
+        return int(args.vocab_size) + 1  # the end of a document is one more
+
+    assert size("GPT2BPETokenizer", None) == size("GPT2BPETokenizer", 50256) == 50257
+    assert size("GPTSentencePieceTokenizer", 256_000) == 256_000
+    assert size(None, None, "BertWordPieceLowerCase") == 30522
+    assert size("HuggingFaceTokenizer", 128_256) == 128_256  # no hub is asked
+    with pytest.raises(BridgeError, match="nothing tells its size"):
+        size("GPTSentencePieceTokenizer", None)
+
+
+def test_a_fake_tensor_is_pickled_as_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Transformer Engine does what FP8 keeps beside the weights."""
+    monkeypatch.setattr(FakeTensor, "__reduce_ex__", replaced.reduce)
+    with FakeTensorMode():
+        data = pickle.dumps(torch.empty(100, 10))
+        assert 4000 < len(data) < 5000
+        assert pickle.loads(data).shape == (100, 10)

@@ -157,7 +157,11 @@ def test_one_process_without_torchrun(steps: str, status: int, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [(["--device", "h1000"], "no device"), (["--ranks", "7"], "no rank 7")],
+    [
+        (["--device", "h1000"], "no device"),
+        (["--ranks", "7"], "no rank 7"),
+        (["--ranks", "0-1"], "numbers with commas"),
+    ],
 )
 def test_what_is_not_there(options: list[str], says: str, tmp_path: Path) -> None:
     status, text, _ = _rehearse(tmp_path, *options)

@@ -67,10 +67,11 @@ def diverge(a: Capsule, b: Capsule, bitwise: bool = False) -> Divergence | None:
 
     :param bitwise: any bit counts: the same program ran twice.
     """
+    ours, theirs, numbers = _lined_up(a, b)
     found = [
-        one
-        for rank in range(min(len(a.ranks), len(b.ranks)))
-        if (one := _of_rank(a, b, rank, bitwise)) is not None
+        replace(one, rank=numbers[rank])
+        for rank in range(min(len(ours.ranks), len(theirs.ranks)))
+        if (one := _of_rank(ours, theirs, rank, bitwise)) is not None
     ]
     if bitwise:
         return min(found, key=lambda one: one.place, default=None)
@@ -80,6 +81,32 @@ def diverge(a: Capsule, b: Capsule, bitwise: bool = False) -> Divergence | None:
             one = Divergence(finding.rank, finding.place, why, None, None, finding.error)
             found.append(replace(_of(one, letter, finding.operator), finding=finding))
     return min(found, key=lambda one: (one.place, one.finding is None), default=None)
+
+
+def _lined_up(a: Capsule, b: Capsule) -> tuple[Capsule, Capsule, list[int]]:
+    """Both with the ranks that run the module, and B's numbers of these: stages hold others."""
+    numbers = [[rank for rank, ran in enumerate(one.ranks) if ran] for one in (a, b)]
+    ours, theirs = (
+        replace(one, ranks=type(one.ranks)(one.ranks[rank] for rank in own))
+        for one, own in zip((a, b), numbers, strict=True)
+    )
+    return ours, theirs, numbers[1]
+
+
+def other_parts(a: Capsule, b: Capsule) -> tuple[int, int]:
+    """Of the first rank's operators that both ran: those whose results have no shape in common."""
+    ours, theirs, _ = _lined_up(a, b)
+    if not (ours.ranks and theirs.ranks):
+        return 1, 0
+    both = [row for row in rows(ours, theirs, 0) if row.a is not None and row.b is not None]
+    apart = 0
+    for row in both:
+        assert row.a is not None
+        assert row.b is not None
+        x, y = ours.ranks[0][row.a].outputs, theirs.ranks[0][row.b].outputs
+        pairs = [(a.values[i], b.values[j]) for i, j in zip(x, y, strict=False) if min(i, j) >= 0]
+        apart += bool(pairs) and all(one.shape != two.shape for one, two in pairs)
+    return apart, len(both)
 
 
 def rows(a: Capsule, b: Capsule, rank: int) -> Iterator[Row]:
@@ -127,6 +154,8 @@ def _unread(a: Capsule, b: Capsule, rank: int, all_rows: Sequence[Row]) -> Diver
         for row in block:
             place = row.a if row.b is None else row.b
             assert place is not None
+            if a.layout != b.layout and capsule.ranks[rank][place].name.startswith("c10d."):
+                continue  # of its layout
             size = _changes(capsule, capsule.ranks[rank], place)
             if size > _SAME:
                 alone = Divergence(rank, place, f"only {letter} runs it", None, None, size)

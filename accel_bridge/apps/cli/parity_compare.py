@@ -141,12 +141,32 @@ def run_replay(arguments: argparse.Namespace) -> int:
             lines = replayed.lines_of_one(a, judgement, whose)
         else:
             found = replayed.diverge(a, b)
+            if found is None and a.layout != b.layout:
+                _check_same_parts(*replayed.other_parts(a, b), a, b)
             document, lines = replayed.as_json(a, found), replayed.lines_of_two(a, b, found)
     if arguments.json:
         print_json(lambda: document)
     else:
         print(printable("\n".join([*_facts(a, b), *lines]), keep="\n"))
     return 0 if document["passed"] else 1
+
+
+def _check_same_parts(apart: int, both: int, a: Capsule, b: Capsule) -> None:
+    """Nothing that differs was found: that means nothing where little could be compared."""
+    if not apart:
+        return
+    names = sorted({*a.layout, *b.layout})
+    layouts = (
+        f"{name} {one} | {two}"
+        for name in names
+        if (one := a.layout.get(name, 1)) != (two := b.layout.get(name, 1))
+    )
+    raise BridgeError(
+        "The capsules hold other parts of their tensors, which cannot be compared.",
+        evidence=(f"{apart} of {both} operators have other shapes", ", ".join(layouts)),
+        next="make both in one layout: accel-bridge parity capsule with the same arguments, where "
+        "weights are the same as in every other",
+    )
 
 
 def _kernels(backend: str | None) -> Any:

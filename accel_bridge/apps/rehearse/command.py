@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from accel_bridge.apps.rehearse.estimate import Network
 from accel_bridge.apps.rehearse.matching import choose
 from accel_bridge.apps.rehearse.plan import ATTACH, Plan
 from accel_bridge.bridge.activation import BEFORE
-from accel_bridge.errors import BridgeError
+from accel_bridge.errors import ERROR_PREFIX, BridgeError
 from accel_bridge.process.child import environment
 from accel_bridge.process.outputs import check_output, write_output
 from accel_bridge.process.parser import Parser, amount, parted, positive
@@ -29,6 +31,12 @@ class RehearsalError(BridgeError):
     """The rehearsal found what would stop the training, or could not begin."""
 
     exit_code = 1
+
+
+def _ranks(text: str) -> str:
+    if not re.fullmatch(r"\d+(,\d+)*|all|all-kinds|", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no numbers with commas, all or all-kinds")
+    return text
 
 
 def _parser() -> Parser:
@@ -48,6 +56,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--ranks",
         metavar="LIST",
+        type=_ranks,
         default="",
         help="ranks to rehearse: 0,5,7, all, or all-kinds, one of each that differs "
         "(default: the first and the last pipeline stage)",
@@ -170,6 +179,27 @@ def rehearse(
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def _said(tail: Sequence[str]) -> tuple[str, list[str], str]:
+    """What a rank that failed said last, its evidence, and what to do.
+
+    Its own three parts, where it ended with them.
+    """
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in tail if line.strip()]
+    said, evidence = ".", lines[-4:]
+    after = "fix what it says: the program would say the same on the cluster; "
+    after += "ACCEL_BRIDGE_LOG=debug shows more"
+    for line in lines:
+        word, _, text = line.strip().partition(" ")
+        if line.startswith(ERROR_PREFIX):
+            said = ": " + re.sub(r"^rank \d+: ", "", line.removeprefix(ERROR_PREFIX).strip())
+            evidence = []
+        elif said != "." and word == "evidence:":
+            evidence.append(text)
+        elif said != "." and word == "next:":
+            after = text.strip()
+    return said, evidence, after
+
+
 def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
     directory = Path(plan.directory)
     launch = plan.load("launch")
@@ -192,15 +222,11 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
         if early["sites"]:
             sites = ", ".join(early["sites"])
             notes.append(f"values that nobody knows were read, and assumed, at {sites}")
+        said, evidence, after = _said(data["tail"])
         raise RehearsalError(
-            f"rank {data['rank']} does not get through {plan.steps} steps.",
-            evidence=[
-                *([line for line in data["tail"][-4:] if line.strip()]),
-                f"exit status {data['status']}",
-                *notes,
-            ],
-            next="fix what it says: the program would say the same on the cluster; "
-            "ACCEL_BRIDGE_LOG=debug shows more",
+            f"rank {data['rank']} does not get through {plan.steps} steps{said}",
+            evidence=[*evidence, f"exit status {data['status']}", *notes],
+            next=after,
         )
     if not ranks:
         raise RehearsalError(

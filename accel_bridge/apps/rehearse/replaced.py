@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from accel_bridge.apps.rehearse import values
+from accel_bridge.apps.rehearse.devices import MIB, TYPE
 
 
 def place(kwargs: dict[str, Any]) -> tuple[int, int]:
@@ -19,6 +20,61 @@ def place(kwargs: dict[str, Any]) -> tuple[int, int]:
     rank = int(os.environ.get("RANK", "0")) if rank is None or rank < 0 else rank
     world = int(os.environ.get("WORLD_SIZE", "1")) if world is None or world < 0 else world
     return rank, world
+
+
+def wrapper(*args: Any, **kwargs: Any) -> Any:
+    """``Tensor._make_wrapper_subclass``, below the redirection, which takes numbers away.
+
+    Autograd has a queue of the first device, and none of a quantized parameter's without a number.
+    """
+    device = kwargs.get("device")
+    if isinstance(device, int) or (device and torch.device(device).type in (TYPE, "cuda")):
+        kwargs["device"] = f"{TYPE}:0"
+    return torch._C.TensorBase._make_wrapper_subclass(*args, **kwargs)
+
+
+def apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module._apply``: a parameter that leaves the meta device is a new one, as without fakes."""
+
+    @functools.wraps(original)
+    def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        own = module._parameters.items()
+        before = [(name, one) for name, one in own if one is not None and one.is_meta]
+        result = original(module, *args, **kwargs)
+        for name, one in before:
+            if one.is_meta or module._parameters[name] is not one:
+                continue
+            empty = torch.empty_like(one, device="meta")
+            made = torch.nn.Parameter(empty, requires_grad=one.requires_grad)
+            swap(one, made)
+            module._parameters[name] = made
+        return result
+
+    return _apply
+
+
+def dispatch(original: Callable[..., Any]) -> Any:
+    """Quantized tensors call it for one of their parts, and name their own type.
+
+    A part that is not fake would do the operation, and so does this.
+    """
+
+    def run(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(one, FakeTensor) for one in types):
+            return original(func, types, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    return classmethod(run)
+
+
+def reduce(fake: FakeTensor, protocol: Any) -> tuple[Any, ...]:
+    """Pickled, as Transformer Engine does its scales for a checkpoint: its bytes are zeros."""
+    size = fake.numel() * fake.element_size()
+    return _unpickled, (tuple(fake.shape), fake.dtype, fake.device, bytes(min(size, MIB)))
+
+
+def _unpickled(shape: tuple[int, ...], dtype: Any, device: Any, content: bytes) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

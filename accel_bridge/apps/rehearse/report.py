@@ -66,6 +66,12 @@ class Outcome:
         return all(one["fits"] for one in self.ranks)
 
     @property
+    def others(self) -> int:
+        """Ranks that no rehearsed rank stands for: other pipeline stages."""
+        known = sum(len(one["stands_for"]) for one in self.ranks)
+        return int(self.ranks[0]["world"]) - known
+
+    @property
     def fullest(self) -> dict[str, Any]:
         """The rank with the most memory."""
         return max(self.ranks, key=lambda one: int(one["needs_bytes"]))
@@ -126,6 +132,7 @@ _RANK_COLUMNS: Final = ("rank", "stands for", "parameters", "peak GB", "needs GB
 
 
 def _rank_rows(outcome: Outcome) -> list[list[str]]:
+    others = ["others", str(outcome.others), "not rehearsed", "", "", "? (--ranks all-kinds)"]
     return [
         [
             str(one["rank"]),
@@ -136,7 +143,7 @@ def _rank_rows(outcome: Outcome) -> list[list[str]]:
             "yes" if one["fits"] else "no",
         ]
         for one in outcome.ranks
-    ]
+    ] + ([others] if outcome.others else [])
 
 
 def collectives(rank: dict[str, Any]) -> list[dict[str, Any]]:
@@ -162,8 +169,9 @@ def checkpoint(outcome: Outcome) -> list[str]:
     if not any(sizes.values()):
         return []
     total = sum(sizes[one["rank"]] * len(one["stands_for"]) for one in outcome.ranks)
+    rest = f" without {outcome.others} other ranks'" if outcome.others else ""
     return [
-        f"a checkpoint writes about {total / GB:.1f} GB:",
+        f"a checkpoint writes about {total / GB:.1f} GB{rest}:",
         *(
             f"  rank {one['rank']}: {size / GB:.3f} GB to {name}"
             for one in outcome.ranks

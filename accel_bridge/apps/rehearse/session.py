@@ -91,6 +91,8 @@ class Session:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        #: For files that a framework's patches put in the place of what is not here.
+        self.directory = plan.directory
         self.device = devices.find(plan.device)
         self.mode: Rehearsal | None = None
         self.steps = plan.steps
@@ -143,6 +145,10 @@ class Session:
             replace(module, "barrier", replaced.nothing)
             replace(module, "monitored_barrier", replaced.nothing)
         replace(torch.utils, "swap_tensors", replaced.swap)
+        replace(FakeTensor, "__reduce_ex__", replaced.reduce)
+        replace(torch.Tensor, "_make_wrapper_subclass", staticmethod(replaced.wrapper))
+        replace(torch.nn.Module, "_apply", replaced.apply(torch.nn.Module._apply))
+        replace(FakeTensor, "__torch_dispatch__", replaced.dispatch(FakeTensor.__torch_dispatch__))
         replace(torch, "isfinite", values.isfinite)
         replace(torch.Tensor, "isfinite", values.isfinite)
         replace(torch.nn.functional, "scaled_dot_product_attention", replaced.attention)
