@@ -53,6 +53,7 @@ def attach(session: Session) -> None:
     steps: dict[str, Callable[[ModuleType, Session], None]] = {
         f"{fsdp}.uneven_dtensor": _shards,
         "megatron.core.nccl_allocator": _user_buffers,
+        "megatron.core.datasets.blended_megatron_dataset_builder": _data_sets,
         "megatron.training.training": _training,
         "megatron.training.arguments": _arguments,
         "megatron.core.optimizer.optimizer": _optimizer,
@@ -61,6 +62,24 @@ def attach(session: Session) -> None:
         "transformer_engine.pytorch.cpu_offload_v1": _marking,
     }
     ImportHook(steps, lambda name, module: steps[name](module, session)).install()
+
+
+def _data_sets(module: ModuleType, session: Session) -> None:
+    """Rank 0 writes a data set's index for all: here whichever is rehearsed first."""
+    import torch
+
+    cls = module.BlendedMegatronDatasetBuilder
+    build, get_rank = cls.build, torch.distributed.get_rank
+
+    @functools.wraps(build)
+    def built(self: Any) -> Any:
+        torch.distributed.get_rank = lambda group=None: 0 if group is None else get_rank(group)
+        try:
+            return build(self)
+        finally:
+            torch.distributed.get_rank = get_rank
+
+    cls.build = built
 
 
 def _user_buffers(module: ModuleType, session: Session) -> None:

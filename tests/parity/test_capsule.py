@@ -168,17 +168,16 @@ def test_a_stage_of_its_own_is_compared() -> None:
     assert (found.b.name, found.why, found.rank) == ("aten.mul.Tensor", "only B runs it", 1)
 
 
-def test_other_parts_of_tensors_are_no_agreement(
+def test_other_parts_of_tensors_are_not_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, other = capsule(Layer()), capsule(Layer(1.01))
-    halves = tuple(replace(value, shape=(2, *value.shape), data=None) for value in other.values)
     names = [str(tmp_path / name) for name in ("a.capsule", "b.capsule")]
     write_capsule(one, Path(names[0]))
-    write_capsule(replace(other, values=halves, layout={"TP": 2}), Path(names[1]))
+    write_capsule(replace(other, layout={"TP": 2}), Path(names[1]))
     assert main(["parity", "replay", *names]) == 2
     said = capsys.readouterr().err
-    assert "other parts of their tensors" in said
+    assert "other parts of their tensors" in said  # a partial sum has its sum's shape
     assert "TP 1 | 2" in said
 
 

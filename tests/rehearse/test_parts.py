@@ -70,6 +70,20 @@ def test_data_sets_are_small_and_never_empty(monkeypatch: pytest.MonkeyPatch) ->
     assert module.get_train_valid_test_num_samples() == (16, 4, None)
 
 
+def test_any_rank_writes_the_index_of_a_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 does, which may not be among the rehearsed."""
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 5)
+
+    class Builder:
+        def build(self) -> list[int]:
+            return [torch.distributed.get_rank(), torch.distributed.get_rank("a group")]
+
+    module = cast(ModuleType, SimpleNamespace(BlendedMegatronDatasetBuilder=Builder))
+    rehearsal._data_sets(module, cast(rehearsal.Session, None))
+    assert Builder().build() == [0, 5]
+    assert torch.distributed.get_rank() == 5
+
+
 @pytest.mark.parametrize(
     ("iterations", "samples", "steps"),
     [(500, None, 2), (1, None, 1), (None, 8, 1), (None, 80, 2), (0, None, 2)],

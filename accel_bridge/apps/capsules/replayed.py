@@ -93,22 +93,6 @@ def _lined_up(a: Capsule, b: Capsule) -> tuple[Capsule, Capsule, list[int]]:
     return ours, theirs, numbers[1]
 
 
-def other_parts(a: Capsule, b: Capsule) -> tuple[int, int]:
-    """Of the first rank's operators that both ran: those whose results have no shape in common."""
-    ours, theirs, _ = _lined_up(a, b)
-    if not (ours.ranks and theirs.ranks):
-        return 1, 0
-    both = [row for row in rows(ours, theirs, 0) if row.a is not None and row.b is not None]
-    apart = 0
-    for row in both:
-        assert row.a is not None
-        assert row.b is not None
-        x, y = ours.ranks[0][row.a].outputs, theirs.ranks[0][row.b].outputs
-        pairs = [(a.values[i], b.values[j]) for i, j in zip(x, y, strict=False) if min(i, j) >= 0]
-        apart += bool(pairs) and all(one.shape != two.shape for one, two in pairs)
-    return apart, len(both)
-
-
 def rows(a: Capsule, b: Capsule, rank: int) -> Iterator[Row]:
     """Both capsules' operators of a rank side by side, in the order in which they ran."""
     ours, theirs = a.ranks[rank], b.ranks[rank]
@@ -154,8 +138,6 @@ def _unread(a: Capsule, b: Capsule, rank: int, all_rows: Sequence[Row]) -> Diver
         for row in block:
             place = row.a if row.b is None else row.b
             assert place is not None
-            if a.layout != b.layout and capsule.ranks[rank][place].name.startswith("c10d."):
-                continue  # of its layout
             size = _changes(capsule, capsule.ranks[rank], place)
             if size > _SAME:
                 alone = Divergence(rank, place, f"only {letter} runs it", None, None, size)

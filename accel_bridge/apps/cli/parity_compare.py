@@ -129,6 +129,8 @@ def run_replay(arguments: argparse.Namespace) -> int:
             evidence=tuple(f"{one.module}, step {one.step}, {one.precision}" for one in (a, b)),
             next="accel-bridge parity capsule --module NAME --step N, the same for both",
         )
+    if b is not None:
+        _check_same_parts(a, b)
     with only_stderr():
         import_torch()
         from accel_bridge.apps.capsules import replayed
@@ -141,8 +143,6 @@ def run_replay(arguments: argparse.Namespace) -> int:
             lines = replayed.lines_of_one(a, judgement, whose)
         else:
             found = replayed.diverge(a, b)
-            if found is None and a.layout != b.layout:
-                _check_same_parts(*replayed.other_parts(a, b), a, b)
             document, lines = replayed.as_json(a, found), replayed.lines_of_two(a, b, found)
     if arguments.json:
         print_json(lambda: document)
@@ -151,22 +151,20 @@ def run_replay(arguments: argparse.Namespace) -> int:
     return 0 if document["passed"] else 1
 
 
-def _check_same_parts(apart: int, both: int, a: Capsule, b: Capsule) -> None:
-    """Nothing that differs was found: that means nothing where little could be compared."""
-    if not apart:
-        return
-    names = sorted({*a.layout, *b.layout})
-    layouts = (
+def _check_same_parts(a: Capsule, b: Capsule) -> None:
+    """Ranks must hold the same parts of tensors and of the batch; stages may hold other layers."""
+    layouts = [
         f"{name} {one} | {two}"
-        for name in names
+        for name in sorted({*a.layout, *b.layout} - {"PP", "VPP"})
         if (one := a.layout.get(name, 1)) != (two := b.layout.get(name, 1))
-    )
-    raise BridgeError(
-        "The capsules hold other parts of their tensors, which cannot be compared.",
-        evidence=(f"{apart} of {both} operators have other shapes", ", ".join(layouts)),
-        next="make both in one layout: accel-bridge parity capsule with the same arguments, where "
-        "weights are the same as in every other",
-    )
+    ]
+    if layouts:
+        raise BridgeError(
+            "The capsules are of different layouts: operators have other parts of their tensors.",
+            evidence=layouts,
+            next="make both in one layout, with the same arguments and --module NAME --step N: "
+            "the weights are the same in every layout",
+        )
 
 
 def _kernels(backend: str | None) -> Any:
