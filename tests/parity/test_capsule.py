@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 
 from accel_bridge import kernels
 from accel_bridge.apps.capsules import Place, choose, first_bit
-from accel_bridge.apps.capsules.replayed import as_json, diverge, judge
+from accel_bridge.apps.capsules.replayed import as_json, diverge, judge, lines_of_two
 from accel_bridge.apps.cli.main import main
 from accel_bridge.apps.comparison import compare, distance, moved_by
 from accel_bridge.errors import BridgeError
@@ -166,6 +167,14 @@ def test_a_stage_of_its_own_is_compared() -> None:
     one, other = capsule(Layer()), capsule(Layer(1.01))
     found = diverge(one, replace(other, ranks=((), *other.ranks), layout={"PP": 2}))
     assert (found.b.name, found.why, found.rank) == ("aten.mul.Tensor", "only B runs it", 1)
+
+
+def test_each_capsules_operator_has_the_rank_that_ran_it() -> None:
+    one, other = capsule(Layer(1.01)), capsule(Layer(1.02))
+    staged = replace(other, ranks=((), *other.ranks), layout={"PP": 2})
+    text = "\n".join(lines_of_two(one, staged, diverge(one, staged)))
+    ranks = re.findall(r"operator  .*, rank (\d)", text)
+    assert ranks == ["0", "1"]
 
 
 def test_other_parts_of_tensors_are_not_compared(

@@ -44,12 +44,14 @@ class Row:
 class Divergence:
     """The first operator at which two capsules part.
 
+    :param rank: B's; of an operator that only A has, too.
     :param why: in words.
     :param a: A's operator, None where A has none.
     :param b: B's.
     :param distance: by which the results differ from here on.
     :param finding: the operator's departure from float64, where it is one.
     :param structural: the operators themselves or their arguments differ.
+    :param rank_of_a: A's, where pipeline stages give it another number.
     """
 
     rank: int
@@ -60,6 +62,7 @@ class Divergence:
     distance: float
     finding: Finding | None = None
     structural: bool = False
+    rank_of_a: int | None = None
 
 
 def diverge(a: Capsule, b: Capsule, bitwise: bool = False) -> Divergence | None:
@@ -69,8 +72,8 @@ def diverge(a: Capsule, b: Capsule, bitwise: bool = False) -> Divergence | None:
     """
     ours, theirs, numbers = _lined_up(a, b)
     found = [
-        replace(one, rank=numbers[rank])
-        for rank in range(min(len(ours.ranks), len(theirs.ranks)))
+        replace(one, rank=theirs_is, rank_of_a=ours_is)
+        for rank, (ours_is, theirs_is) in enumerate(numbers)
         if (one := _of_rank(ours, theirs, rank, bitwise)) is not None
     ]
     if bitwise:
@@ -83,14 +86,14 @@ def diverge(a: Capsule, b: Capsule, bitwise: bool = False) -> Divergence | None:
     return min(found, key=lambda one: (one.place, one.finding is None), default=None)
 
 
-def _lined_up(a: Capsule, b: Capsule) -> tuple[Capsule, Capsule, list[int]]:
-    """Both with the ranks that run the module, and B's numbers of these: stages hold others."""
+def _lined_up(a: Capsule, b: Capsule) -> tuple[Capsule, Capsule, list[tuple[int, int]]]:
+    """Both with the ranks that run the module, and the numbers of each pair: stages hold others."""
     numbers = [[rank for rank, ran in enumerate(one.ranks) if ran] for one in (a, b)]
     ours, theirs = (
         replace(one, ranks=type(one.ranks)(one.ranks[rank] for rank in own))
         for one, own in zip((a, b), numbers, strict=True)
     )
-    return ours, theirs, numbers[1]
+    return ours, theirs, list(zip(*numbers, strict=False))
 
 
 def rows(a: Capsule, b: Capsule, rank: int) -> Iterator[Row]:
@@ -288,9 +291,10 @@ def lines_of_two(a: Capsule, b: Capsule, found: Divergence | None) -> list[str]:
     if found is None:
         return [*lines, "PASS: operator by operator, both agree"]
     lines.append(f"FAIL: they part here: {found.why}")
-    for letter, capsule, one in (("A", a, found.a), ("B", b, found.b)):
+    of_a = found.rank if found.rank_of_a is None else found.rank_of_a
+    for letter, capsule, one, rank in (("A", a, found.a, of_a), ("B", b, found.b, found.rank)):
         if one is not None:
-            lines += [f"{letter}:", *_described(capsule, one, found.rank)]
+            lines += [f"{letter}:", *_described(capsule, one, rank)]
     if found.finding is not None:
         lines += _most_wrong(a if found.a is not None else b, found.finding)
     else:
