@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
 import torch
-from rich.console import Console
-from rich.progress import track
 
 from accel_bridge.apps.parity._case import (
     BACKWARD_LIMIT,
@@ -461,6 +459,9 @@ def _in_processes(
 
 def _shown(steps: Collection[_Step]) -> Iterable[_Step]:
     """``steps``, with a bar on a terminal: on a GPU compiling kernels takes minutes."""
+    from rich.console import Console  # not for the processes that compare
+    from rich.progress import track
+
     console = Console(stderr=True)
     return track(
         steps, "comparing", console=console, transient=True, disable=not console.is_terminal

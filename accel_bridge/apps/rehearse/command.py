@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from accel_bridge.apps.rehearse import devices, report
 from accel_bridge.apps.rehearse.estimate import Network
-from accel_bridge.apps.rehearse.matching import choose
+from accel_bridge.apps.rehearse.matching import NUMBERS, choose
 from accel_bridge.apps.rehearse.plan import ATTACH, Plan
 from accel_bridge.bridge.activation import BEFORE
 from accel_bridge.errors import ERROR_PREFIX, BridgeError
@@ -34,7 +34,7 @@ class RehearsalError(BridgeError):
 
 
 def _ranks(text: str) -> str:
-    if not re.fullmatch(r"\d+(,\d+)*|all|all-kinds|", text):
+    if not re.fullmatch(f"{NUMBERS}|all|all-kinds|", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no numbers with commas, all or all-kinds")
     return text
 

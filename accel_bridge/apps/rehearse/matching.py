@@ -117,6 +117,10 @@ class RankError(BridgeError):
     """A rank that does not exist."""
 
 
+#: Ranks by their numbers, as they are asked for.
+NUMBERS: Final = r"\d+(,\d+)*"
+
+
 def choose(wanted: str, world: int, found: Mapping[str, Any] | None) -> list[int]:
     """The ranks to rehearse.
 
@@ -124,7 +128,7 @@ def choose(wanted: str, world: int, found: Mapping[str, Any] | None) -> list[int
     :param found: the first rank's result; None before there is one.
     :raises RankError: a number that is none of a rank.
     """
-    if re.fullmatch(r"\d+(,\d+)*", wanted):
+    if re.fullmatch(NUMBERS, wanted):
         ranks = sorted({int(one) for one in wanted.split(",")})
         if ranks[-1] >= world:
             raise RankError(
