@@ -7,6 +7,7 @@ too where nothing is quantized; attention stays NVIDIA's.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from typing import Final
 
@@ -58,7 +59,7 @@ def _fast(
         target=target,
         kind=Kind.WRAP,
         make=_made(*make),
-        why="the host's way takes longer than a small computation",
+        why="less work for the host",
         upstream=f"{_SOURCE}/{file}.py",
         removed_when="Transformer Engine's own way is as short",
         loses=loses,
@@ -118,4 +119,17 @@ PATCHES: Final = (
         _above_the_extension,
     ),
     *(_fast(*way) for way in _WAYS),
+    *(
+        replace(
+            # By the package, where both are: the one that pads needs the other.
+            _fast(id, f"{_LAYERS}:{name}.forward", ("grouped", make), "time: rows are copied"),
+            upstream=f"{_SOURCE}/{_LAYERS.replace('.', '/')}/{name.lower().replace('8', '8_')}.py",
+            after=needs,
+            needs=needs,
+        )
+        for id, name, make, needs in (
+            ("unpadding", "Fp8Unpadding", "unpadding_forward", ()),
+            ("padding", "Fp8Padding", "padding_forward", ("te-unpadding",)),
+        )
+    ),
 )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 
@@ -146,8 +146,6 @@ def float8_current_quantize_reference(
     input: torch.Tensor,
     *,
     dtype: torch.dtype,
-    amax: torch.Tensor,
-    scale: torch.Tensor,
     power_of_2: bool = False,
     epsilon: float = 0.0,
     transposed: torch.Tensor | None = None,
@@ -156,16 +154,14 @@ def float8_current_quantize_reference(
 
     :param input: [.., k], float16, bfloat16 or float32.
     :param dtype: ``torch.float8_e4m3fn`` or ``torch.float8_e5m2``.
-    :param amax: one float32 number; becomes the largest magnitude of the input, in place.
-    :param scale: one float32 number; becomes what the input is multiplied with, in place.
     :param power_of_2: as :func:`float8_scale`.
     :param epsilon: as :func:`float8_scale`.
     :param transposed: [k, ..], in ``dtype``, contiguous; becomes the result's transpose, in place.
     :returns: numbers in the input's shape, and the reciprocal of the scale [1].
     """
-    largest = input.float().abs().amax() if input.numel() else input.new_zeros(())
-    amax.copy_(largest.reshape(amax.shape))
-    scale.copy_(float8_scale(amax, dtype, power_of_2=power_of_2, epsilon=epsilon).view(scale.shape))
+    wide = input.float()
+    amax = wide.abs().amax() if wide.numel() else wide.new_zeros(())
+    scale = float8_scale(amax, dtype, power_of_2=power_of_2, epsilon=epsilon)
     numbers = float8_quantize_reference(input, scale, dtype=dtype, transposed=transposed)
     return numbers, scale.reciprocal().reshape(1)
 
@@ -339,6 +335,11 @@ def _check_rows(splits: Sequence[int], rows: int) -> None:
         raise ValueError(f"counts {list(splits)} for {rows} rows")
 
 
+def aligned(splits: Sequence[int], align_size: int) -> list[int]:
+    """Each number of rows, up to a multiple of ``align_size``."""
+    return [-(-rows // align_size) * align_size for rows in splits]
+
+
 def parts_of_transposed(
     transposed: torch.Tensor, splits: Sequence[int], size: int
 ) -> list[torch.Tensor]:
@@ -364,6 +365,7 @@ def grouped_float8_quantize_reference(
     power_of_2: bool = False,
     epsilon: float = 0.0,
     transposed: torch.Tensor | None = None,
+    align_size: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``float8_quantize`` of each expert's rows; ``float8_current_quantize`` without a scale.
 
@@ -376,7 +378,8 @@ def grouped_float8_quantize_reference(
         place. Experts without rows keep theirs.
     :param power_of_2: as ``float8_scale``; without a scale only.
     :param epsilon: likewise.
-    :param transposed: [t * k], in ``dtype``; becomes the transposes [k, rows], expert after expert.
+    :param transposed: in ``dtype``; becomes the transposes [k, rows], expert after expert.
+    :param align_size: zeros after an expert's rows make those of its transpose a multiple of it.
     :returns: numbers [t, k], contiguous; the reciprocals of the scales [e].
     :raises ValueError: counts that do not sum to t.
     """
@@ -385,32 +388,26 @@ def grouped_float8_quantize_reference(
     numbers = torch.empty(input.shape, dtype=dtype, device=device)
     ones = torch.ones(len(splits), dtype=torch.float32, device=device)
     scale_inv = ones if scale is None else scale.reciprocal()
-    targets = (
-        [None] * len(splits) if transposed is None else parts_of_transposed(transposed, splits, k)
-    )
+    targets: list[Any] = [None] * len(splits)
+    if transposed is not None:
+        transposed.view(torch.uint8).zero_()
+        targets = parts_of_transposed(transposed, aligned(splits, align_size), k)
     groups = zip(input.split(list(splits)), numbers.split(list(splits)), targets, strict=True)
     for index, (rows, result, target) in enumerate(groups):
         if not len(rows):
             continue
-        found = torch.zeros(1, dtype=torch.float32, device=device)
         if scale is None:
             made, factor = float8_current_quantize_reference(
-                rows,
-                dtype=dtype,
-                amax=found,
-                scale=torch.empty_like(found),
-                power_of_2=power_of_2,
-                epsilon=epsilon,
-                transposed=target,
+                rows, dtype=dtype, power_of_2=power_of_2, epsilon=epsilon
             )
             scale_inv[index : index + 1] = factor
         else:
-            made = float8_quantize_reference(
-                rows, scale[index], dtype=dtype, amax=found, transposed=target
-            )
+            made = float8_quantize_reference(rows, scale[index], dtype=dtype)
         result.view(torch.uint8).copy_(made.view(torch.uint8))
+        if target is not None:
+            target.view(torch.uint8)[:, : len(rows)] = made.view(torch.uint8).t()
         if amax is not None:
-            amax[index : index + 1] = found
+            amax[index] = rows.float().abs().amax()
     return numbers, scale_inv
 
 

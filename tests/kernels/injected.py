@@ -201,7 +201,7 @@ def _turned_as_one(**options: Any) -> Any:
     """One transpose of all rows instead of one for each expert."""
     made = CONTRACTS["grouped_float8_quantize"].reference(**options)
     numbers, transposed = made[0].view(torch.uint8), options["transposed"].view(torch.uint8)
-    transposed.copy_(numbers.t().reshape(-1))
+    transposed[: numbers.numel()] = numbers.t().reshape(-1)
     return made
 
 
@@ -370,6 +370,11 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         "one scale for all experts": (_one_scale, "scale_inv", "own scales"),
         "one transpose for all experts": (_turned_as_one, "transposed", "transposes"),
         "idle experts forgotten": (_idle_forgotten, "amax", "idle experts"),
+        "transposes not aligned": (
+            with_changes("grouped_float8_quantize", align_size=lambda _: 1),
+            "transposed",
+            "any rows",
+        ),
     },
     "grouped_float8_block_transpose": {
         "blocks across experts": (

@@ -222,10 +222,7 @@ class _Current(PerTensor):
             "epsilon": float(quantizer.amax_epsilon),
         }
         if not quantizer.with_amax_reduction:
-            amax, scale = torch.empty(2, dtype=torch.float32, device=x.device).unbind()
-            return kernel(FLOAT8_CURRENT_QUANTIZE)(
-                x, dtype=dtype, amax=amax, scale=scale, transposed=transposed, **rule
-            )
+            return kernel(FLOAT8_CURRENT_QUANTIZE)(x, dtype=dtype, transposed=transposed, **rule)
         amax = largest_magnitude(x)
         group = quantizer._canonicalized_amax_reduction_group()
         dist.all_reduce(amax, dist.ReduceOp.MAX, group=group)

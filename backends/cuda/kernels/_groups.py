@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import torch
@@ -28,6 +29,11 @@ def ends_of(splits: Sequence[int], device: torch.device) -> torch.Tensor:
 
 def tiles_of(splits: Sequence[int], size: int) -> int:
     """Tiles of ``size`` rows, none of which has rows of two experts."""
+    return _tiles(tuple(splits), size)
+
+
+@lru_cache(maxsize=64)  # the kernels of a layer ask alike
+def _tiles(splits: tuple[int, ...], size: int) -> int:
     return sum(blocks(rows, size) for rows in splits)
 
 

@@ -51,7 +51,6 @@ def _quantize(
     target,
     transposed,
     scale,
-    factor,
     amax,
     found,
     number,
@@ -70,7 +69,7 @@ def _quantize(
 ):
     """target = round(source * scale), and its transpose.
 
-    With CURRENT, scale, factor and amax come from ``found`` and are written; otherwise
+    With CURRENT, the scale comes from ``found``, and ``scale`` becomes its reciprocal; otherwise
     ``amax = max(amax, |source|)`` with AMAX.
     """
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -84,9 +83,7 @@ def _quantize(
         largest = bits.to(tl.float32, bitcast=True)
         times = scale_of(largest, epsilon, LARGEST, 3.4028234663852886e38, POWER_OF_2)
         if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(amax, largest)
-            tl.store(scale, times)
-            tl.store(factor, tl.div_rn(times * 0.0 + 1.0, times))
+            tl.store(scale, tl.div_rn(times * 0.0 + 1.0, times))
     else:
         times = tl.load(scale)
         if AMAX:
@@ -106,7 +103,8 @@ def turn(numbers: torch.Tensor, transposed: torch.Tensor) -> None:
     Triton 3.6 turns tiles that were float32 wrongly on a GPU, before and after they are rounded.
     """
     k = numbers.shape[-1] if numbers.dim() else 1
-    transposed.view(torch.uint8).view(k, -1).copy_(numbers.view(torch.uint8).view(-1, k).t())
+    flat = numbers.view(torch.uint8).view(-1, k)
+    transposed.view(torch.uint8).view(k, -1)[:, : len(flat)] = flat.t()
 
 
 def _launch(
@@ -114,14 +112,16 @@ def _launch(
     dtype: torch.dtype,
     transposed: torch.Tensor | None,
     scale: torch.Tensor,
-    amax: torch.Tensor | None,
-    factor: torch.Tensor | None = None,
+    amax: torch.Tensor | None = None,
+    current: bool = False,
     power_of_2: bool = False,
     epsilon: float = 0.0,
 ) -> torch.Tensor:
-    """Numbers of a contiguous source; a ``factor`` asks for the source's own scale."""
+    """Numbers of a contiguous source.
+
+    :param current: take the source's own scale, and leave its reciprocal in ``scale``.
+    """
     target = torch.empty(source.shape, dtype=dtype, device=source.device)
-    current = factor is not None
     k = source.shape[-1] if source.dim() else 1
     m = source.numel() // k
     found, number = scale, 0
@@ -136,7 +136,6 @@ def _launch(
         target,
         target if transposed is None else transposed,
         scale,
-        scale if factor is None else factor,
         scale if amax is None else amax,
         found,
         number,
@@ -179,8 +178,6 @@ def float8_current_quantize(
     input: torch.Tensor,
     *,
     dtype: torch.dtype,
-    amax: torch.Tensor,
-    scale: torch.Tensor,
     power_of_2: bool = False,
     epsilon: float = 0.0,
     transposed: torch.Tensor | None = None,
@@ -189,11 +186,11 @@ def float8_current_quantize(
     source = input.detach().contiguous()
     if not source.numel():
         return FLOAT8_CURRENT_QUANTIZE.reference(
-            source, dtype=dtype, amax=amax, scale=scale, epsilon=epsilon, transposed=transposed
+            source, dtype=dtype, epsilon=epsilon, transposed=transposed
         )
-    factor = torch.empty(1, dtype=torch.float32, device=source.device)
-    numbers = _launch(source, dtype, transposed, scale, amax, factor, power_of_2, epsilon)
-    return numbers, factor
+    scale_inv = torch.empty(1, dtype=torch.float32, device=source.device)
+    numbers = _launch(source, dtype, transposed, scale_inv, None, True, power_of_2, epsilon)
+    return numbers, scale_inv
 
 
 # No kernel of its own for each length: only what loads and stores lie along is worth one.

@@ -25,7 +25,7 @@ from accel_bridge.backends.cuda.kernels._float8 import (
 from accel_bridge.backends.cuda.kernels._groups import ends_of, tile_of, tiles_of, too_many
 from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
 from accel_bridge.backends.cuda.kernels.float8 import turn, without_float8
-from accel_bridge.kernels.float8 import parts_of_transposed
+from accel_bridge.kernels.float8 import aligned, parts_of_transposed
 
 #: Rows and columns of a tile that a program quantizes.
 _TILE = (64, 256)
@@ -63,6 +63,7 @@ def _quantize_groups(
     found,
     parts,
     ends,
+    aligned_ends,
     experts,
     k,
     epsilon,
@@ -81,6 +82,8 @@ def _quantize_groups(
 
     With CURRENT, scale_inv and amaxes come from ``found``, which has ``parts`` numbers an expert;
     otherwise ``amax = max(amax, |source|)`` with AMAX.
+
+    :param aligned_ends: where the rows of each expert's transpose end.
     """
     expert, first, end, tile = tile_of(ends, tl.program_id(0), experts, ROWS, EXPERTS)
     inner = tile * ROWS + tl.arange(0, ROWS)
@@ -106,10 +109,12 @@ def _quantize_groups(
     values = values * times
     tl.store(target + place, rounded(values, LARGEST, FORMAT), mask=inside)
     if TURN:
-        rows = end - first
+        # What lies beyond the expert's rows was loaded as zeros.
+        start = tl.load(aligned_ends + expert - 1, mask=expert > 0, other=0)
+        rows = tl.load(aligned_ends + expert) - start
         inside = (column < k)[:, None] & (inner < rows)[None, :]
         numbers = rounded(tl.trans(values), LARGEST, FORMAT)
-        corner = transposed + first.to(tl.int64) * k
+        corner = transposed + start.to(tl.int64) * k
         tl.store(corner + column[:, None] * rows + inner[None, :], numbers, mask=inside)
 
 
@@ -123,6 +128,7 @@ def grouped_float8_quantize(
     power_of_2: bool = False,
     epsilon: float = 0.0,
     transposed: torch.Tensor | None = None,
+    align_size: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The contract ``grouped_float8_quantize``."""
     source = input.detach().contiguous()
@@ -150,6 +156,7 @@ def grouped_float8_quantize(
             source, found, ends, k, parts, SIZE=NUMBERS, num_warps=8
         )
     rows, columns = _TILE
+    longer = splits if align_size == 1 else aligned(splits, align_size)
     turns = transposed is not None and source.dtype != torch.float32
     _quantize_groups[(tiles_of(splits, rows), blocks(k, columns))](
         source,
@@ -163,6 +170,7 @@ def grouped_float8_quantize(
         found,
         parts,
         ends,
+        ends_of(longer, device),
         experts,
         k,
         epsilon,
@@ -178,8 +186,9 @@ def grouped_float8_quantize(
         num_warps=8,
     )
     if transposed is not None and not turns:
+        transposed.view(torch.uint8).zero_()
         for part, numbers in zip(
-            parts_of_transposed(transposed, splits, k), target.split(list(splits)), strict=True
+            parts_of_transposed(transposed, longer, k), target.split(list(splits)), strict=True
         ):
             turn(numbers, part)
     return target, scale_inv
@@ -272,6 +281,10 @@ def grouped_float8_block_transpose(
     return target, scale_inv
 
 
-def supports(input: torch.Tensor, splits: Sequence[int], *_: object, **__: object) -> str | None:
+def supports(
+    input: torch.Tensor, splits: Sequence[int], *_: object, align_size: int = 1, **__: object
+) -> str | None:
     """Where this module's kernels apply."""
+    if _TILE[0] % align_size:  # an expert's last tile writes the zeros after its rows
+        return f"transposes aligned to {align_size} rows"
     return without_float8(input.device) or not_for_triton(input) or too_many(splits)

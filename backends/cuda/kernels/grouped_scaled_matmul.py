@@ -39,6 +39,8 @@ def _one_by_one(splits: Sequence[int], weight: int) -> bool:
 
 def _scalars(scale_inv: torch.Tensor) -> Sequence[torch.Tensor]:
     """Each of [e] as a tensor of one number that begins where cuBLAS reads one."""
+    if len(scale_inv) == 1 and scale_inv.data_ptr() % _MULTIPLE == 0:
+        return (scale_inv,)
     return torch.nn.functional.pad(scale_inv[:, None], (0, 3))[:, :1].unbind()
 
 
@@ -290,6 +292,7 @@ def grouped_scaled_weight_gradient(
     if copied:
         # A kernel's own descriptors lie in memory that whoever launches it gives.
         triton.set_allocator(_scratch)
+    ends = ends_of(splits, device)
     _add_scaled_gemms[(len(splits) * tiles,)](
         grad_output,
         input,
@@ -297,8 +300,8 @@ def grouped_scaled_weight_gradient(
         input_scale_inv,
         main_grad,
         on_device(tuple(places), torch.int64, device),
-        ends_of(splits, device),
-        ends_of([blocks(count, rows) for count in splits], device),
+        ends,
+        ends_of([blocks(count, rows) for count in splits], device) if by_block else ends,
         m,
         k,
         across,

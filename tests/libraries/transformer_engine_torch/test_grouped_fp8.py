@@ -99,6 +99,45 @@ def test_the_short_way(te: ModuleType, name: str, monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(spoiled[0], apart[0] * 2)
 
 
+@pytest.mark.parametrize("name", ["DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling"])
+@pytest.mark.parametrize("short", [True, False])
+def test_experts_of_any_rows(
+    te: ModuleType, monkeypatch: pytest.MonkeyPatch, name: str, short: bool
+) -> None:
+    """Between the layers that pad and take away, as in Megatron's experts."""
+    from transformer_engine.common import recipe
+
+    splits, padded = [17, 0, 64, 3], []
+    pad, take_away = te.Fp8Padding(len(splits)), te.Fp8Unpadding(len(splits))
+
+    def run() -> list[torch.Tensor]:
+        te.quantization.FP8GlobalStateManager.reset()
+        torch.manual_seed(1)
+        layer = te.GroupedLinear(
+            len(splits), 256, 128, bias=False, params_dtype=torch.bfloat16, device="cuda",
+            fuse_wgrad_accumulation=short,
+        )  # fmt: skip
+        sums = torch.zeros(len(splits), 128, 256, device="cuda")
+        for index, total in enumerate(sums):
+            getattr(layer, f"weight{index}").main_grad = total
+        x = torch.randn(sum(splits), 256, device="cuda").bfloat16().requires_grad_()
+        with te.autocast(enabled=True, recipe=getattr(recipe, name)()):
+            rows, counts = pad(x, splits)
+            padded.append(counts != splits)
+            out = take_away(layer(rows, counts), splits)
+        out.float().square().mean().backward()
+        found = list(sums) if short else [weight.grad for weight in layer.parameters()]
+        return [out.detach(), x.grad, *found]  # type: ignore[list-item]
+
+    apart, device = run(), _Device()
+    monkeypatch.setattr(short_way, "kernel", device.kernel)
+    torch.testing.assert_close(run(), apart)
+    by_block = name == "Float8BlockScaling"
+    assert padded == [True, by_block]
+    # Blocks of 16 rows for one launch, experts with one factor of any; no launch the long way.
+    assert device.counts.get("grouped_scaled_matmul", 0) == 2 * short
+
+
 @pytest.mark.parametrize("name", ["Float8CurrentScaling", "Float8BlockScaling"])
 @pytest.mark.parametrize("short", [True, False])
 def test_one_weights_gradient_is_no_copy(

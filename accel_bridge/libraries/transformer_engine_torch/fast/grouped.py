@@ -11,12 +11,14 @@ Legend: t rows sorted by group or expert, e groups or experts, k input size, m o
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter, is_not
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn import functional
 
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.active import kernel
@@ -26,6 +28,7 @@ from accel_bridge.kernels.float8 import (
     GROUPED_FLOAT8_QUANTIZE,
     GROUPED_SCALED_MATMUL,
     GROUPED_SCALED_WEIGHT_GRADIENT,
+    aligned,
 )
 from accel_bridge.kernels.weight_gradient import is_much
 from accel_bridge.libraries.main_grad import add_to, are_unwatched, placeholder
@@ -74,7 +77,8 @@ def _is_plain(weight: Any) -> bool:
 
 #: A C function: there may be hundreds of experts.
 _REQUIRES_GRAD: Final = attrgetter("requires_grad")
-#: What the rows of an expert and the sizes of its GEMM are multiples of.
+_DTYPE: Final = attrgetter("dtype")
+#: What the rows of an expert in blocks and the sizes of its GEMM are multiples of.
 _ROWS, _SIZE, _BLOCK = 8, 16, 128
 _KINDS: Final = {"Float8Quantizer", "Float8CurrentScalingQuantizer", "Float8BlockQuantizer"}
 #: Key under which a layer keeps its weights' FP8 copies between microbatches.
@@ -90,7 +94,8 @@ class Operand(NamedTuple):
 
     :param numbers: [t, k]; of weights [e, m, k].
     :param scale_inv: [e], or as the contracts of grouped GEMMs want those of blocks.
-    :param transposed: the transposes, expert after expert; of weights [e, k, m]; or None.
+    :param transposed: the transposes, expert after expert, the rows of each aligned to ``_SIZE``
+        where experts have one factor each; of weights [e, k, m]; or None.
     :param transposed_scale_inv: of ``transposed``.
     """
 
@@ -156,13 +161,16 @@ def quantize_rows(
             turn = kernel(GROUPED_FLOAT8_BLOCK_TRANSPOSE)
             transposed, transposed_scale_inv = turn(rows, splits, **options)
         return Operand(numbers, scale_inv, transposed, transposed_scale_inv)
-    transposed = torch.empty(rows.numel(), dtype=dtype, device=rows.device) if transposes else None
+    transposed = None
+    if transposes:
+        size = sum(aligned(splits, _SIZE)) * rows.shape[1]
+        transposed = torch.empty(size, dtype=dtype, device=rows.device)
     rule, largest = _rule(quantizer) if state is None else {}, None
     if state is not None:
         largest = torch.zeros(len(splits), dtype=torch.float32, device=rows.device)
         rule = {"scale": state[0], "amax": largest}
     numbers, scale_inv = kernel(GROUPED_FLOAT8_QUANTIZE)(
-        rows, splits, dtype=dtype, transposed=transposed, **rule
+        rows, splits, dtype=dtype, transposed=transposed, align_size=_SIZE, **rule
     )
     if state is not None and largest is not None:
         state[1].copy_(torch.maximum(state[1], largest))
@@ -296,7 +304,7 @@ class _GroupedFP8(torch.autograd.Function):
                 rows.transposed,  # type: ignore[arg-type]
                 x_scale_inv,
                 rows.transposed_scale_inv,  # type: ignore[arg-type]
-                splits,
+                splits if by_block(call.quantizers[2]) else aligned(splits, _SIZE),
                 *whole,
                 sizes=(ctx.weights[0].shape[1], ctx.weights[0].shape[0]),
                 accumulate=not first,
@@ -409,14 +417,14 @@ def _is_usual(
         return False
     if not layer.fuse_wgrad_accumulation or not is_plain(inp, *biases):
         return False
-    sums = []
-    for one in weights:
-        total = getattr(one, "main_grad", None)
-        if total is None or total.dtype != torch.float32 or type(one) not in PLAIN:
-            return False
-        if one.dtype != inp.dtype or not one.requires_grad or "__fsdp_param__" in one.__dict__:
-            return False
-        sums.append(total)
+    if type(None) in set(map(type, weights)) or not is_plain(inp, *weights):
+        return False
+    own = [vars(weight) for weight in weights]
+    sums = [one["main_grad"] for one in own if one.get("main_grad") is not None]
+    if len(sums) < len(own) or set(map(_DTYPE, sums)) != {torch.float32}:
+        return False
+    if any("__fsdp_param__" in one for one in own) or not all(map(_REQUIRES_GRAD, weights)):
+        return False
     return in_one_storage(sums) is not None and not any(n % _SIZE for n in weights[0].shape)
 
 
@@ -549,6 +557,8 @@ def grouped_forward(original: Callable[..., Any], module: Any) -> Callable[..., 
             result = grouped_fp8(self, states, inp, splits, is_first_microbatch)
             if result is not NotImplemented:
                 return result
+            if inp.dim() == 2 and takes_any_rows(states, inp):
+                return _by_padded(original, self, inp, splits, is_first_microbatch)
         parameters = None if args or kwargs or splits is None else _parameters(self, inp, states)
         if parameters is None or splits is None or len(splits) != self.num_gemms:
             return original(self, inp, m_splits, is_first_microbatch, *args, **kwargs)
@@ -563,6 +573,65 @@ def grouped_forward(original: Callable[..., Any], module: Any) -> Callable[..., 
         )
         out = out.view(-1, *inp.shape[1:-1], out.shape[-1])
         return (out, list(biases)) if self.return_bias else out
+
+    return forward
+
+
+def takes_any_rows(states: Any, inp: torch.Tensor) -> bool:
+    """Whether experts' rows need no padding: those with one factor are padded in their transposes.
+
+    :param states: Transformer Engine's ``FP8GlobalStateManager``.
+    """
+    if not can_quantize(states) or kernel(GROUPED_SCALED_MATMUL).is_reference or is_capturing(inp):
+        return False
+    recipe = states.get_fp8_recipe()
+    return bool(recipe.delayed() or recipe.float8_current_scaling())
+
+
+def _by_padded(
+    original: Callable[..., Any],
+    layer: Any,
+    inp: torch.Tensor,
+    splits: list[int],
+    first: bool | None,
+) -> Any:
+    """Transformer Engine's own way [t, m], whose GEMMs want rows that were not padded before."""
+    longer = aligned(splits, _SIZE)
+    if longer == splits:
+        return original(layer, inp, splits, first)
+    parts = zip(inp.split(splits), longer, strict=True)
+    x = torch.cat([functional.pad(rows, (0, 0, 0, size - len(rows))) for rows, size in parts])
+    result = original(layer, x, longer, first)
+    out, *bias = result if isinstance(result, tuple) else (result,)
+    kept = [rows[:size] for rows, size in zip(out.split(longer), splits, strict=True)]
+    return (torch.cat(kept), *bias) if bias else torch.cat(kept)
+
+
+def padding_forward(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """``Fp8Padding.forward``: nothing, where :func:`takes_any_rows`.
+
+    :param original: Transformer Engine's own.
+    :param module: the package with the class.
+    """
+    states = sys.modules[module.Fp8Padding.__module__].FP8GlobalStateManager
+
+    @functools.wraps(original)
+    def forward(self: Any, inp: torch.Tensor, m_splits: list[int]) -> Any:
+        return (inp, m_splits) if takes_any_rows(states, inp) else original(self, inp, m_splits)
+
+    return forward
+
+
+def unpadding_forward(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
+    """``Fp8Unpadding.forward``: nothing, where nothing was padded.
+
+    :param original: Transformer Engine's own.
+    :param module: the package with the class.
+    """
+
+    @functools.wraps(original)
+    def forward(self: Any, inp: torch.Tensor, m_splits: list[int]) -> Any:
+        return inp if len(inp) == sum(m_splits) else original(self, inp, m_splits)
 
     return forward
 
