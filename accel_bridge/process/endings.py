@@ -100,8 +100,10 @@ def signals_kept(*kept: int) -> Iterator[Callable[[], None]]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _WAITED_FOR)
 
+    parent = os.getpid()
+
     def prepare() -> None:
-        be_killed_with_parent()
+        be_killed_with_parent(parent)
         signal.pthread_sigmask(signal.SIG_SETMASK, {*before, *kept})
 
     try:

@@ -103,20 +103,21 @@ def die_with_launcher() -> None:
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    parent = os.getppid()
-    if not be_killed_with_parent():
-        return
-    gone = _has_ended(os.environ.get(LAUNCHER, ""))
-    if gone or os.getppid() != parent:
+    if be_killed_with_parent(os.getppid()) and _has_ended(os.environ.get(LAUNCHER, "")):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def be_killed_with_parent() -> bool:
-    """Ask the kernel to kill this process when its parent dies; whether it will."""
+def be_killed_with_parent(parent: int) -> bool:
+    """Ask the kernel to kill this process when its parent dies; whether it will.
+
+    :param parent: its pid: it may have died before the kernel was asked.
+    """
     try:
         status: int = ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     except (AttributeError, OSError):
         return False  # not Linux
+    if status == 0 and os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
     return status == 0
 
 

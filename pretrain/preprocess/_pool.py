@@ -91,7 +91,7 @@ class WorkerPool:
         if not first:
             return
         self._executor = executor = ProcessPoolExecutor(
-            len(first), multiprocessing.get_context("fork"), _begin, (self._encoder,)
+            len(first), multiprocessing.get_context("fork"), _begin, (self._encoder, os.getpid())
         )
         self._start(executor)
         try:
@@ -152,9 +152,9 @@ class WorkerPool:
 _encoders: list[Encoder] = []
 
 
-def _begin(encoder: Encoder) -> None:
+def _begin(encoder: Encoder, parent: int) -> None:
     """The first thing that a worker does. The parent decides when it ends, or its death does."""
-    be_killed_with_parent()
+    be_killed_with_parent(parent)
     # A terminal's Ctrl-C reaches the whole process group.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

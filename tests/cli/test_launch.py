@@ -179,6 +179,25 @@ def test_a_child_ends_with_who_started_it(program: str, tmp_path: Path) -> None:
     assert ends(pid)
 
 
+#: Its child asks to end with it when it has died.
+ORPHAN = """
+import os, time
+from accel_bridge.process.ranks import be_killed_with_parent
+parent = os.getpid()
+if os.fork() == 0:
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    be_killed_with_parent(parent)
+    print("alive")
+"""
+
+
+def test_a_parent_that_died_before_the_child_asked() -> None:
+    command = [sys.executable, "-c", ORPHAN]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout == ""
+
+
 def test_a_launcher_that_died_before_the_rank_asked(tmp_path: Path) -> None:
     """The rank ends by itself: the kernel's signal is for parents that die later."""
     file = tmp_path / "pid"

@@ -273,7 +273,7 @@ def _run(directory: Path, argv: Sequence[str], follow: Callable[[str], None] | N
             errors="replace",
             cwd=directory,
             env={**os.environ, FACTS: "1"},
-            preexec_fn=be_killed_with_parent,
+            preexec_fn=functools.partial(be_killed_with_parent, os.getpid()),
         ) as process,
         endings.ending(process, signal.SIGTERM, GRACE),
     ):

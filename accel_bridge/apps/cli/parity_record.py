@@ -6,6 +6,7 @@ bit for bit.
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -51,7 +53,8 @@ def run_child(command: Sequence[str]) -> int:
     :data:`GRACE` seconds.
     """
     with held():
-        child = subprocess.Popen(command, preexec_fn=be_killed_with_parent)
+        prepare = partial(be_killed_with_parent, os.getpid())
+        child = subprocess.Popen(command, preexec_fn=prepare)
     # A terminal sends SIGINT to both; `kill` sends it to one.
     with ending(child, signal.SIGINT, GRACE):
         return child.wait()

@@ -119,9 +119,7 @@ def _start(function: Callable[[], Any], seconds: float) -> _Child:
 def _work(function: Callable[[], Any], answer: Connection, log: int, parent: int) -> None:
     """In the child: call, answer, end."""
     os.setpgid(0, 0)  # so that what it starts ends with it
-    be_killed_with_parent()
-    if os.getppid() != parent:
-        os._exit(1)
+    be_killed_with_parent(parent)
     for number in ASKED:
         signal.signal(number, signal.SIG_DFL)
     nothing = os.open(os.devnull, os.O_RDONLY)
