@@ -44,7 +44,7 @@ from accel_bridge.plugins.candidates import tell_failed
 from accel_bridge.plugins.manager import Plugins, load_plugins
 from accel_bridge.process.endings import ending_at_once, of_uncaught
 from accel_bridge.process.environment import Settings, did_you_mean
-from accel_bridge.process.log import warn
+from accel_bridge.process.log import say, warn
 from accel_bridge.process.parser import Parser
 from accel_bridge.run import run as run_script
 
@@ -296,7 +296,7 @@ def import_targets(bridge: Bridge) -> list[str]:
     :returns: a line for each whose import fails. One that this version of the framework does not
         have is no failure.
     """
-    failed = []
+    failed, missing = [], set()
     patches = [status.patch for status in bridge.statuses]
     expected = {
         status.patch.module
@@ -314,10 +314,14 @@ def import_targets(bridge: Bridge) -> list[str]:
             line = " ".join(f"{type(error).__name__}: {error}".split())
             absent = error.name if isinstance(error, ModuleNotFoundError) else None
             is_absent = absent is not None and f"{module}.".startswith(f"{absent}.")
-            if module in expected or not is_absent:
+            if module in expected and absent == module.partition(".")[0]:
+                missing.add(absent)
+            elif module in expected or not is_absent:
                 warn(f"{module} cannot be imported, its patches stay registered: {line}")
             if not is_absent:
                 failed.append(f"{module}: {line}")
+    if missing:
+        say(f"not installed, patches stay registered: {', '.join(sorted(missing))}")
     return failed
 
 
