@@ -11,6 +11,7 @@ Legend: t rows sorted by group or expert, e groups or experts, k input size, m o
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from operator import attrgetter, is_not
@@ -18,7 +19,6 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.nn import functional
 
 from accel_bridge.kernels import GROUPED_MATMUL, GROUPED_WEIGHT_GRADIENT
 from accel_bridge.kernels.active import kernel
@@ -596,15 +596,13 @@ def _by_padded(
     first: bool | None,
 ) -> Any:
     """Transformer Engine's own way [t, m], whose GEMMs want rows that were not padded before."""
-    longer = aligned(splits, _SIZE)
-    if longer == splits:
-        return original(layer, inp, splits, first)
-    parts = zip(inp.split(splits), longer, strict=True)
-    x = torch.cat([functional.pad(rows, (0, 0, 0, size - len(rows))) for rows, size in parts])
+    layers = sys.modules["transformer_engine.pytorch.module"]
+    pad, unpad = layers.Fp8Padding, layers.Fp8Unpadding
+    x, longer = inspect.unwrap(pad.forward)(pad(len(splits)), inp, splits)
     result = original(layer, x, longer, first)
     out, *bias = result if isinstance(result, tuple) else (result,)
-    kept = [rows[:size] for rows, size in zip(out.split(longer), splits, strict=True)]
-    return (torch.cat(kept), *bias) if bias else torch.cat(kept)
+    out = inspect.unwrap(unpad.forward)(unpad(len(splits)), out, splits)
+    return (out, *bias) if bias else out
 
 
 def padding_forward(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
