@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import runpy
 import shlex
 import sys
 from collections.abc import Sequence
@@ -67,6 +68,15 @@ def script(model: str = "gpt") -> tuple[str, ...]:
         next=f"put a checkout of Megatron-LM (git checkout core_v{version}) first in PYTHONPATH, "
         f'or pip install "{_DISTRIBUTION}[training]>={OLDEST}"',
     )
+
+
+def run_older(model: str) -> bool:
+    """Run the script of an older checkout in place of the entry point; False if it needs none."""
+    found = script(model)
+    if found == entry_point(model):
+        return False
+    runpy.run_path(found[0], run_name="__main__")
+    return True
 
 
 def _directory() -> Path | None:

@@ -12,12 +12,7 @@ import accel_bridge.auto  # noqa: F401
 
 # isort: split
 
-from megatron.core.transformer.multi_token_prediction import get_mtp_ranks
-from megatron.training import get_args
-from megatron.training.argument_utils import gpt_config_from_args
-from megatron.training.arguments import core_transformer_config_from_args
-
-from accel_bridge.pretrain.training import train
+from accel_bridge.pretrain.command import run_older
 
 
 def embedding_ranks(pipeline_ranks: list[int]) -> list[int]:
@@ -26,6 +21,10 @@ def embedding_ranks(pipeline_ranks: list[int]) -> list[int]:
     The first stage; the last one too when it shares them with the output layer; and every stage
     with a multi-token-prediction block.
     """
+    from megatron.core.transformer.multi_token_prediction import get_mtp_ranks
+    from megatron.training import get_args
+    from megatron.training.arguments import core_transformer_config_from_args
+
     ranks = {pipeline_ranks[0]}
     if len(pipeline_ranks) > 1:
         args = get_args()
@@ -37,6 +36,12 @@ def embedding_ranks(pipeline_ranks: list[int]) -> list[int]:
 
 def main() -> None:
     """Train with the arguments of the command line."""
+    if run_older("gpt"):
+        return
+    from megatron.training.argument_utils import gpt_config_from_args
+
+    from accel_bridge.pretrain.training import train
+
     train(gpt_config_from_args, get_embedding_ranks=embedding_ranks)
 
 

@@ -11,13 +11,17 @@ import accel_bridge.auto  # noqa: F401
 
 # isort: split
 
-from megatron.training.argument_utils import hybrid_config_from_args
-
-from accel_bridge.pretrain.training import train
+from accel_bridge.pretrain.command import run_older
 
 
 def main() -> None:
     """Train with the arguments of the command line."""
+    if run_older("hybrid"):
+        return
+    from megatron.training.argument_utils import hybrid_config_from_args
+
+    from accel_bridge.pretrain.training import train
+
     train(hybrid_config_from_args)
 
 

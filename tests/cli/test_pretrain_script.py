@@ -33,6 +33,12 @@ def test_an_older_checkout_trains_with_its_own_script(megatron: Path) -> None:
     assert script.script() == (str(megatron / "pretrain_gpt.py"),)
 
 
+def test_an_entry_point_under_torchrun_runs_it_too(megatron: Path) -> None:
+    (megatron / "pretrain_gpt.py").write_text("raise SystemExit(__name__)")
+    with pytest.raises(SystemExit, match="__main__"):
+        script.run_older("gpt")
+
+
 def test_a_hybrid_model_trains_with_the_script_of_its_time(megatron: Path) -> None:
     (megatron / "pretrain_mamba.py").touch()
     assert script.script("hybrid") == (str(megatron / "pretrain_mamba.py"),)
@@ -54,6 +60,7 @@ def test_a_newer_one_takes_ours(
     megatron: Path, monkeypatch: pytest.MonkeyPatch, version: str | None
 ) -> None:
     monkeypatch.setattr(script, "load_plugins", lambda: Versions(version))
+    assert not script.run_older("gpt")
     assert script.script() == script.entry_point("gpt")
     assert script.script("hybrid") == script.entry_point("hybrid")
 

@@ -25,6 +25,7 @@ import accel_bridge.auto
 import torch
 from megatron.training import training
 from accel_bridge.pretrain import pretrain_gpt
+from accel_bridge.pretrain.training import train
 """
 _PREPARED = {"everything": _EVERYTHING, "libraries": ""}
 #: A fork that can compute on a GPU.
