@@ -108,7 +108,7 @@ def install(client: Client, directory: Path) -> Path:
     # uv links files to its cache: 17 environments with PyTorch would take 100 GB.
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", directory]
     uv += ["--cache-dir", directory.parent / ".uv"]
-    for words in client.installs:
+    for words in map(shlex.split, client.installs):
         variables = [word for word in words if re.match(r"[A-Z_]+=", word)]
         subprocess.run(["env", *variables, *uv, *words[len(variables) :]], check=True)
     subprocess.run([*uv, "--reinstall-package", "accel-bridge", f"{ROOT}[report]"], check=True)
@@ -196,7 +196,7 @@ def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str
     entry = table.setdefault(client.name, {"versions": {}, "steps": {}})
     torch = found.pop("torch")  # steps that were run in different environments differ in it
     entry["versions"] = {**found, "accel-bridge": importlib.metadata.version("accel-bridge")}
-    entry["installs"] = [shlex.join(words) for words in client.installs]
+    entry["installs"] = [*client.installs]
     entry["steps"][step.name] = {
         "command": step.command,
         "ok": ok,
