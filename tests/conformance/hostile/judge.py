@@ -161,10 +161,8 @@ def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, lis
                 **streams,
             )
             if isinstance(case.stdin, bytes) and process.stdin is not None:
-                writer = threading.Thread(
-                    target=_feed, args=(process.stdin, case.stdin), daemon=True
-                )
-                writer.start()
+                with contextlib.suppress(OSError), process.stdin as pipe:
+                    pipe.write(case.stdin)  # no more than a pipe holds
             with _acting(case, directory):
                 status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
             if status is None and case.interrupt:
@@ -280,11 +278,6 @@ def _close(case: Case) -> Any:
             os.close(number)
 
     return close
-
-
-def _feed(pipe: IO[bytes], data: bytes) -> None:
-    with contextlib.suppress(OSError), pipe:
-        pipe.write(data)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[int | None, int]:

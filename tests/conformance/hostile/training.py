@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from conformance.hostile.case import Case, Prepare, nothing
-from conformance.hostile.files import damaged
 from conformance.hostile.fixtures import TRAINED
 from conformance.hostile.values import FULL, NO_PLACE, NOT_READABLE, Value, strange_contents
 
@@ -29,13 +29,8 @@ _REALS: Final = (
     *("norm-epsilon", "loss-scale", "rotary-percent"),
 )
 _WORDS: Final = (
-    *(
-        "lr-decay-style",
-        "tokenizer-type",
-        "position-embedding-type",
-        "normalization",
-        "ckpt-format",
-    ),
+    *("lr-decay-style", "tokenizer-type", "position-embedding-type", "normalization"),
+    "ckpt-format",
     *("optimizer", "distributed-backend", "transformer-impl", "dataloader-type", "split", "spec"),
     *("recompute-granularity", "attention-backend", "moe-token-dispatcher-type", "rope-scaling"),
     *("data-path", "tokenizer-model", "no-such-flag", "bf16-", "load", "fp8-format"),
@@ -173,6 +168,10 @@ def _path(flag: str, value: Value, more: Sequence[str], refused: bool | None) ->
     )
 
 
+#: Numbers that break arithmetic.
+_EXTREMES: Final = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
+
+
 def _files(directory: Path) -> list[Path]:
     """The files of the checkpoint that hold it, in a stable order."""
     return sorted(path for path in (directory / "checkpoint").rglob("*") if path.is_file())
@@ -189,7 +188,23 @@ def _one(name: str, change: Callable[[Path, random.Random], object], seed: int) 
 
 
 def _damage(path: Path, source: random.Random) -> None:
-    path.write_bytes(damaged(path.read_bytes(), source))
+    """One to three changes."""
+    made_of = bytearray(path.read_bytes())
+    for _ in range(source.randint(1, 3)):
+        at = source.randrange(len(made_of) or 1)
+        kind = source.randrange(5)
+        if kind == 0 and made_of:
+            made_of[at] ^= 1 << source.randrange(8)
+        elif kind == 1:
+            value = struct.pack("<Q", source.choice(_EXTREMES))
+            made_of[at : at + 8] = value[: len(made_of) - at]
+        elif kind == 2:
+            del made_of[at : at + source.randint(1, 16)]
+        elif kind == 3:
+            made_of[at:at] = source.randbytes(source.randint(1, 16))
+        else:
+            del made_of[at:]
+    path.write_bytes(made_of)
 
 
 def _empty(path: Path, _: random.Random) -> None:
@@ -219,13 +234,7 @@ def _zero(path: Path, _: random.Random) -> None:
 
 
 _CHANGES: Final = (_damage, _empty, _remove, _halve, _to_directory, _to_loop, _zero)
-_FILES: Final = (
-    "latest_checkpointed",
-    "metadata.json",
-    ".metadata",
-    ".distcp",
-    "integ",
-)
+_FILES: Final = ("latest_checkpointed", "metadata.json", ".metadata", ".distcp", "integ")
 #: Arguments with which the checkpoint must not, or need not, be loaded.
 _OTHER_RUN: Final = {
     "another size": ("--hidden-size 128", True),
