@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tomllib
-from name_patterns import matches
+from suite_outcomes import matches
 
 #: A file for each library.
 LISTS: Final = Path(__file__).with_name("reasons")

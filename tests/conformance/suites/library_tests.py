@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from library_suites import LISTS, SUITES, Suite
-from name_patterns import matches
+from suite_outcomes import counts_text, matches
 
 #: Why a test may fail.
 KINDS: Final = (
@@ -262,7 +262,7 @@ def main(words: Sequence[str]) -> int:
         counts = Counter(one.outcome for one in results)
         name = batch[0].relative_to(directory).as_posix()
         name += f" and {len(batch) - 1} more" if len(batch) > 1 else ""
-        print(f"{name}: {_counts(counts)}, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{name}: {counts_text(counts)}, {time.monotonic() - began:.0f} s", flush=True)
         for line in _lines(results):
             print(line, flush=True)
         if arguments.json:
@@ -290,14 +290,10 @@ def summary(found: Sequence[Result]) -> str:
     failed = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
     rest = Counter(one.outcome for one in outside)
     return (
-        f"{_counts(counts)}: {share}"
+        f"{counts_text(counts)}: {share}"
         + (f"; failed: {failed}" if failed else "")
-        + (f"; {OUTSIDE}: {_counts(rest)}" if outside else "")
+        + (f"; {OUTSIDE}: {counts_text(rest)}" if outside else "")
     )
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{counts.get(name, 0)} {name}" for name in ("passed", "failed", "skipped"))
 
 
 def _lines(results: Iterable[Result]) -> Iterator[str]:
