@@ -22,7 +22,6 @@ KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
     "faults": (16, faults.faults),
     "signals": (15, faults.signals),
     "together": (6, faults.together),
-    "plugins": (8, environment.plugins),
     "arguments": (12, training.arguments),
     "training": (5, training.paths),
     "checkpoints": (5, training.checkpoints),
