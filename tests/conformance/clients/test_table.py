@@ -6,7 +6,6 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -246,35 +245,6 @@ def test_a_source_is_fetched_at_its_version_also_after_a_fetch_that_failed(work:
         assert (work.directory / "tree/file").read_text() == version
     job.checkout(work, str(tree), "b", "-b")
     assert (work.directory / "tree-b/file").read_text() == "b"
-
-
-def test_in_little_time_those_not_typed_for_longest_begin_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps = tuple(Step(name, "true", lambda *_: "done") for name in "abcd")
-    clients = [Client(name, (), (), steps) for name in ("withdrawn", "new", "old", "never's one")]
-    known = {name: {"steps": {"one": {"date": day}}} for name, day in (("new", "2"), ("old", "1"))}
-    (tmp_path / "results.json").write_text(json.dumps(known))
-    typed: list[tuple[str, str]] = []
-    clock = [0.0]
-
-    def run(client: Client, step: Step, work: Work, seconds: float) -> bool:
-        typed.append((client.name, step.name))
-        clock[0] += 120
-        return True
-
-    def ready(client: Client, directory: Path, environment: str | None) -> Work:
-        clock[0] += 120
-        if client.name == "withdrawn":
-            raise subprocess.CalledProcessError(1, "uv")
-        return Work(directory, directory)
-
-    for name, value in (("CLIENTS", clients), ("RESULTS", tmp_path / "results.json"), ("run", run)):
-        monkeypatch.setattr(job, name, value)
-    monkeypatch.setattr(job, "ready", ready)
-    monkeypatch.setattr(job, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    assert job.main(["--minutes", "15"]) == 1
-    assert typed == [*(("never's one", name) for name in "abc"), ("old", "a")]
 
 
 def test_a_step_that_the_end_of_the_time_cuts_off_keeps_its_result(

@@ -128,9 +128,8 @@ def _train(
     )
 
 
-#: Flag -> what leads to a place: a directory to be made, or an input.
+#: Flags of directories that are made.
 _WRITTEN: Final = ("save", "tensorboard-dir", "data-cache-path")
-_READ: Final = ("load", "data-path", "vocab-file", "tokenizer-model")
 
 
 def paths(_: random.Random) -> Iterator[Case]:

@@ -55,10 +55,6 @@ def _hard_link(name: str, target: str) -> Prepare:
     return lambda directory: (directory / name).hardlink_to(directory / target)
 
 
-def _directory(name: str) -> Prepare:
-    return lambda directory: (directory / name).mkdir()
-
-
 def _pipe(name: str) -> Prepare:
     return lambda directory: os.mkfifo(directory / name)
 
