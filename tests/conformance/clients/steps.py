@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
 
 #: How far the first loss, and logits, may be from Hugging Face's own, in float32.
 TOLERANCE: Final = 1e-4
@@ -41,8 +43,6 @@ FORMS: Final = (
     r"step:(\d+) .*?train/loss:(?:np\.float\d+\()?([-+.e\d]+|nan)",
     r"step: +(\d+) +loss: +(\S+)",
 )
-#: Dtype, shape and bytes.
-Tensor = tuple[str, list[int], bytes]
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def compared(other: str, found: str = "") -> Step:
 
 
 def same_weights(model: str, back: str, rounded: bool = False, injected: bool = False) -> Check:
-    """Every tensor of ``model`` is in ``back``, bit for bit.
+    """Every tensor of ``model`` is in ``back``, with the same type and numbers.
 
     :param rounded: those of ``model`` are float32, and are rounded to bfloat16 first.
     :param injected: one came back changed, and all others as they were.
@@ -242,8 +242,13 @@ def same_weights(model: str, back: str, rounded: bool = False, injected: bool = 
     def check(work: Work, printed: str) -> str:
         before, after = (tensors(work.directory / directory) for directory in (model, back))
         if rounded:
-            before = {name: as_bfloat16(tensor) for name, tensor in before.items()}
-        changed = [name for name in before if before[name] != after.get(name)]
+            before = {name: tensor.bfloat16() for name, tensor in before.items()}
+        kept = [
+            name
+            for name, one in before.items()
+            if name in after and one.dtype == after[name].dtype and one.equal(after[name])
+        ]
+        changed = sorted(before.keys() - kept)
         words = f"{len(changed)} of {len(before)} tensors changed{', rounded' * rounded}"
         if injected:
             return judged(words, len(changed) != 1 or changed[0] not in after, injected=True)
@@ -252,24 +257,12 @@ def same_weights(model: str, back: str, rounded: bool = False, injected: bool = 
     return check
 
 
-def as_bfloat16(tensor: Tensor) -> Tensor:
-    """Finite float32 numbers, rounded to the nearest, of two equally near ones to the even one."""
-    _dtype, shape, data = tensor
-    numbers = array("I", data)
-    halves = array("H", (n + 0x7FFF + (n >> 16 & 1) >> 16 for n in numbers))
-    return "BF16", shape, halves.tobytes()
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """Those of a directory's safetensors files."""
+    from safetensors.torch import load_file
 
-
-def tensors(directory: Path) -> dict[str, Tensor]:
-    """Dtype, shape and bytes of each tensor in a directory's safetensors files."""
-    found = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        data = path.read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8 : 8 + size]).items():
-            if name != "__metadata__":
-                first, last = (8 + size + place for place in entry["data_offsets"])
-                found[name] = (entry["dtype"], entry["shape"], data[first:last])
+    files = sorted(directory.glob("*.safetensors"))
+    found = {name: tensor for path in files for name, tensor in load_file(path).items()}
     if not found:
         raise Failed(f"{directory} has no tensors")
     return found

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import ends
+from safetensors.torch import save_file
 
 from conformance.clients import job, ray_workers
 from conformance.clients.megatron_bridge import converts
@@ -20,7 +21,6 @@ from conformance.clients.steps import (
     Failed,
     Step,
     Work,
-    as_bfloat16,
     learns,
     log_probabilities,
     looped,
@@ -156,47 +156,36 @@ def test_what_is_right_passes_and_what_is_wrong_is_noticed(
             check(work, printed)
 
 
-def tensors(work: Work, directory: str, **values: bytes) -> None:
-    (work.directory / directory).mkdir()
-    head, data = {}, b""
-    for name, value in values.items():
-        places = [len(data), len(data) + len(value)]
-        head[name] = {"dtype": "U8", "shape": [len(value)], "data_offsets": places}
-        data += value
-    text = json.dumps(head).encode()
-    (work.directory / directory / "model.safetensors").write_bytes(
-        len(text).to_bytes(8, "little") + text + data
-    )
-
-
 @pytest.mark.parametrize(
     ("values", "same", "one"),
     [
-        ({"b": b"345", "a": b"12"}, True, False),
-        ({"a": b"12", "b": b"346"}, False, True),
-        ({"a": b"12"}, False, False),
+        ({"b": [3.0, 4.0], "a": [1.0]}, True, False),
+        ({"a": [1.0], "b": [3.0, 4.5]}, False, True),
+        ({"a": [1.0], "b": [3.0]}, False, True),
+        ({"a": [1.0]}, False, False),
         ({}, False, False),
     ],
 )
+@pytest.mark.parametrize("rounded", [False, True])
 def test_weights_that_changed_or_are_missing_are_noticed(
-    work: Work, values: dict[str, bytes], same: bool, one: bool
+    work: Work, values: dict[str, list[float]], same: bool, one: bool, rounded: bool
 ) -> None:
-    tensors(work, "model", a=b"12", b=b"345")
-    tensors(work, "back", **values)
+    dtype = torch.bfloat16 if rounded else torch.float32
+    model = {"a": [1.0], "b": [3.0, 4.001 if rounded else 4.0]}
+    for name, found in (("model", model), ("back", values)):
+        (work.directory / name).mkdir()
+        made = torch.float32 if name == "model" else dtype
+        tensors = {key: torch.tensor(value, dtype=made) for key, value in found.items()}
+        save_file(tensors, work.directory / name / "model.safetensors")
     for injected, right in ((False, same), (True, one)):
-        check = same_weights("model", "back", injected=injected)
+        check = same_weights("model", "back", rounded, injected)
         if right:
             assert "of 2 tensors changed" in check(work, "")
         else:
             with pytest.raises(Failed):
                 check(work, "")
-
-
-def test_weights_are_rounded_as_torch_rounds_them() -> None:
-    ties = 1 + (torch.arange(512) + 0.5) / 256  # half way between two numbers of bfloat16
-    values = torch.cat([torch.randn(10_000), ties, -ties])
-    expected = values.bfloat16().view(torch.int16).numpy().tobytes()
-    assert as_bfloat16(("F32", [1], values.numpy().tobytes())) == ("BF16", [1], expected)
+    with pytest.raises(Failed):  # of another type
+        same_weights("model", "back", not rounded)(work, "")
 
 
 @pytest.mark.parametrize(
