@@ -28,8 +28,9 @@ import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[2] / "tools")]
 
+from json_lines import dumps  # noqa: E402
 from processes import run_group  # noqa: E402
 
 from conformance.clients.steps import Client, Failed, Step, Work  # noqa: E402
@@ -210,17 +211,7 @@ def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str
     entry["steps"] = {name: one for name, one in steps if name in known}
     names = [one.name for one in CLIENTS if one.name in table]
     table = {name: table[name] for name in names}
-    RESULTS.write_text(lines(table))
-
-
-def lines(value: dict[str, object], depth: int = 3) -> str:
-    """JSON in which a step is a line."""
-    pairs = (
-        f"{' ' * (4 - depth)}{json.dumps(key)}: "
-        + (lines(one, depth - 1) if depth > 1 and isinstance(one, dict) else json.dumps(one))
-        for key, one in value.items()
-    )
-    return "{\n" + ",\n".join(pairs) + "\n}" + "\n" * (depth == 3)
+    RESULTS.write_text(dumps(table, 3, " ") + "\n")
 
 
 if __name__ == "__main__":
