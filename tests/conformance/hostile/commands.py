@@ -6,7 +6,7 @@ import random
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from conformance.hostile.case import MOST_BYTES, Case
 from conformance.hostile.fixtures import TRAINED
@@ -107,6 +107,21 @@ class Good:
         values = {name: slot.good for name, slot in self.slots.items()} | (bad or {})
         words = [word.format(**values) for word in shlex.split(self.line)]
         return ["accel_bridge", *words] if not words[0].startswith("accel_bridge") else words
+
+    def case(
+        self,
+        kind: str,
+        name: str,
+        refused: bool | None,
+        bad: dict[str, str] | None = None,
+        **more: Any,
+    ) -> Case:
+        """It as a case, with bad values in some slots.
+
+        :param more: fields of the case.
+        """
+        own = {"outputs": self.outputs, "memory": self.memory, "seconds": self.seconds}
+        return Case(kind, name, self.words(bad), refused, **{**own, **more})
 
 
 _PREFIX: Final = prefix("out", "{}_text_document.bin", "{}_text_document.idx")
@@ -319,25 +334,18 @@ GOOD: Final[Sequence[Good]] = (
 
 def slot_cases(kind: str, _: random.Random) -> Iterator[Case]:
     """Every bad value of every slot of a kind."""
-    return (case for good in GOOD for case in _of(good, kind))
-
-
-def _of(good: Good, kind: str) -> Iterator[Case]:
-    for name, slot in good.slots.items():
-        if slot.kind != kind:
-            continue
-        for value in slot.values:
+    slots = ((good, name, slot) for good in GOOD for name, slot in good.slots.items())
+    for good, name, slot in slots:
+        for value in slot.values if slot.kind == kind else ():
             if value.text == slot.good or (good.slow and not value.refused):
                 continue
             outputs = [form.format(value.text) for form in slot.outputs if not value.refused]
-            yield Case(
+            yield good.case(
                 kind,
                 f"{' '.join(good.words()[1:3])}: {name}: {value.name}",
-                good.words({name: value.text}),
                 value.refused,
-                value.prepare,
+                {name: value.text},
+                prepare=value.prepare,
                 outputs=(*good.outputs, *outputs),
-                memory=good.memory,
-                seconds=good.seconds,
                 verdict="NOT SOUND" if good.line.startswith("inspect") else "",
             )

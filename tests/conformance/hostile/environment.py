@@ -100,17 +100,9 @@ def streams(_: random.Random) -> Iterator[Case]:
 
 def _stream(good: Good, name: str, refused: bool | None, **streams: Any) -> Case:
     # Whatever ends without a word on standard output may end with status 0.
-    quiet = good.line.startswith(("preprocess", "parity kernels"))
-    if "stdout" in streams and streams["stdout"] == "gone" and refused:
-        refused = None  # as `| head` does it
-    return Case(
-        "streams",
-        f"{good.line[:50]}: {name}",
-        good.words(),
-        None if quiet and refused and "stdout" in streams else refused,
-        # `| head` says nothing.
-        outputs=good.outputs,
-        memory=good.memory,
-        seconds=good.seconds,
-        **(streams | {"stderr": "gone"} if streams.get("stdout") == "gone" else streams),
-    )
+    if "stdout" in streams and good.line.startswith(("preprocess", "parity kernels")):
+        refused = None
+    if streams.get("stdout") == "gone":
+        # As `| head` does it, which says nothing.
+        refused, streams["stderr"] = None if refused else refused, "gone"
+    return good.case("streams", f"{good.line[:50]}: {name}", refused, **streams)

@@ -206,33 +206,16 @@ def _damage(path: Path, source: random.Random) -> None:
     path.write_bytes(made_of)
 
 
-def _empty(path: Path, _: random.Random) -> None:
-    path.write_bytes(b"")
-
-
-def _remove(path: Path, _: random.Random) -> None:
-    path.unlink()
-
-
-def _halve(path: Path, _: random.Random) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def _to_directory(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _to_loop(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def _zero(path: Path, _: random.Random) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-_CHANGES: Final = (_damage, _empty, _remove, _halve, _to_directory, _to_loop, _zero)
+#: What is done to a file of a checkpoint.
+_CHANGES: Final[dict[str, Callable[[Path, random.Random], object]]] = {
+    "damage": _damage,
+    "empty": lambda path, _: path.write_bytes(b""),
+    "remove": lambda path, _: path.unlink(),
+    "halve": lambda path, _: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "to_directory": lambda path, _: (path.unlink(), path.mkdir()),
+    "to_loop": lambda path, _: (path.unlink(), path.symlink_to(path.name)),
+    "zero": lambda path, _: path.write_bytes(bytes(path.stat().st_size)),
+}
 _FILES: Final = ("latest_checkpointed", "metadata.json", ".metadata", ".distcp", "integ")
 #: Arguments with which the checkpoint must not, or need not, be loaded.
 _OTHER_RUN: Final = {
@@ -259,14 +242,13 @@ def checkpoints(source: random.Random) -> Iterator[Case]:
     """Checkpoints whose files are damaged, or that belong to another run."""
     for _ in range(3):
         for name in _FILES:
-            for change in _CHANGES:
+            for how, change in _CHANGES.items():
                 seed = source.randrange(2**32)
                 # Without the sums beside it a checkpoint is what it was before there were any.
-                refused = None if name == "integ" and change is _remove else True
-                if name == "latest_checkpointed" and change in (_damage, _remove):
+                refused = None if name == "integ" and how == "remove" else True
+                if name == "latest_checkpointed" and how in ("damage", "remove"):
                     refused = None
-                title = f"{name}: {change.__name__[1:]} {seed}"
-                yield _loading(title, [], refused, _one(name, change, seed))
+                yield _loading(f"{name}: {how} {seed}", [], refused, _one(name, change, seed))
     for title, (line, refused) in _OTHER_RUN.items():
         yield _loading(title, line.split(), refused, nothing)
 

@@ -43,12 +43,9 @@ def _link(name: str, target: str) -> Prepare:
     return lambda directory: (directory / name).symlink_to(target)
 
 
-def _both(first: Prepare, second: Prepare) -> Prepare:
-    def make(directory: Path) -> None:
-        first(directory)
-        second(directory)
-
-    return make
+def _link_each_other(directory: Path) -> None:
+    _link("l1", "l2")(directory)
+    _link("l2", "l1")(directory)
 
 
 def _hard_link(name: str, target: str) -> Prepare:
@@ -85,7 +82,7 @@ NO_PLACE: Final = (
     Value("a path too long", "d/" * 3000 + "x"),
     Value("a link to itself", "loop", prepare=_link("loop", "loop")),
     Value("below a link to itself", "loop/x", prepare=_link("loop", "loop")),
-    Value("two links to each other", "l1", prepare=_both(_link("l1", "l2"), _link("l2", "l1"))),
+    Value("two links to each other", "l1", prepare=_link_each_other),
     Value("in /proc", "/proc/no_such_file"),
     Value("in /sys", "/sys/no_such_file"),
     Value("a full disk", f"{FULL}/x"),

@@ -23,7 +23,7 @@ from typing import Any, Final
 sys.path.append(str(Path(__file__).resolve().parents[1] / "megatron"))
 
 from layouts import COMMON, MODELS
-from megatron_programs import version_of
+from megatron_programs import named, version_of
 from recipe_data import write_indexed
 from recorder import departs, record
 
@@ -100,13 +100,9 @@ def main() -> int:
     parser.add_argument("--models", default="dense,moe,mla")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    named: list[tuple[str, Path | None]] = []
-    for text in arguments.checkouts:
-        name, _, directory = text.rpartition("=")
-        checkout = Path(directory).resolve()
-        named.append((name or version_of(checkout), checkout))
-    newest = bool(named) and named[-1][0] == "main"
-    named.insert(len(named) - newest, (version_of(Path("/nowhere")), None))
+    trees: list[tuple[str, Path | None]] = [*map(named, arguments.checkouts)]
+    newest = bool(trees) and trees[-1][0] == "main"
+    trees.insert(len(trees) - newest, (version_of(Path("/nowhere")), None))
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "text"
@@ -114,7 +110,7 @@ def main() -> int:
         write_indexed(data, [[[source.randrange(255) for _ in range(300)]] for _ in range(64)])
         for model in arguments.models.split(","):
             made = []
-            for name, checkout in named:
+            for name, checkout in trees:
                 out = Path(directory) / f"{model}-{name}" / "run.rec"
                 made.append((name, record(out, words_of(model, data), checkout=checkout)))
             for row in rows(model, made):
