@@ -32,7 +32,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -145,19 +145,14 @@ def run_files(
         if suite.bridge:
             # Pythons that tests start, torchrun's above all, have the bridge too.
             (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
+        imports = ((arguments.checkout / one).resolve() for one in suite.imports)
+        paths = [scratch, Path(__file__).resolve().parent, directory, *imports]
+        own = os.environ.get("PYTHONPATH", "")  # the caller's, behind ours
         environ = {
             **os.environ,
             **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
             **suite.needs(name, "environ"),
-            "PYTHONPATH": os.pathsep.join(
-                [
-                    scratch,
-                    str(Path(__file__).resolve().parent),
-                    str(directory),
-                    *(str((arguments.checkout / one).resolve()) for one in suite.imports),
-                    *_paths(os.environ),
-                ]
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, paths), own])),
             "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.shims,
             "ACCEL_BRIDGE_LOG": "quiet",
             "ACCEL_BRIDGE_BACKEND": arguments.backend,
@@ -200,11 +195,6 @@ def run_files(
             text = f"pytest ended with {done.returncode}: {done.stdout[-600:]}{done.stderr[-600:]}"
             results[f"{name}::"] = Result(f"{name}::", "failed", 0.0, text)
     return list(results.values())
-
-
-def _paths(environ: Mapping[str, str]) -> list[str]:
-    """The caller's own, behind ours."""
-    return [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def read_log(log: Path) -> tuple[list[str], dict[str, Result]]:
