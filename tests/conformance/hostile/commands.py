@@ -346,6 +346,7 @@ def slot_cases(kind: str, _: random.Random) -> Iterator[Case]:
                 value.refused,
                 {name: value.text},
                 prepare=value.prepare,
+                mounts=value.mounts,
                 outputs=(*good.outputs, *outputs),
                 verdict="NOT SOUND" if good.line.startswith("inspect") else "",
             )

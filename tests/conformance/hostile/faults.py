@@ -14,12 +14,7 @@ from typing import Any, Final
 from conformance.hostile.case import Case, Prepare, nothing
 from conformance.hostile.commands import GOOD
 from conformance.hostile.fixtures import TRAINED
-
-
-def _tmpfs(place: str, size: str = "4k") -> str:
-    """A file system that is full, for this command alone."""
-    fill = f"head -c 1M /dev/zero > {place}/full 2>/dev/null || true"
-    return f"mount -t tmpfs -o size={size} tmpfs {place}; {fill}"
+from conformance.hostile.values import full
 
 
 def _module(text: str) -> Prepare:
@@ -68,10 +63,10 @@ FAULTS: Final[dict[str, dict[str, Any]]] = {
     "files of 10 bytes": {"limits": {resource.RLIMIT_FSIZE: 10}},
     "a stack of 256 kB": {"limits": {resource.RLIMIT_STACK: 256 << 10}},
     "2 s of processor": {"limits": {resource.RLIMIT_CPU: 2}},
-    "/dev/shm full": {"mounts": _tmpfs("/dev/shm")},
+    "/dev/shm full": {"mounts": full("/dev/shm")},
     "no /dev/shm": {"mounts": "mount -t tmpfs -o ro tmpfs /dev/shm"},
     "/tmp full": {
-        "mounts": f"mkdir -p t; mount --bind . t; {_tmpfs('/var/tmp')}",
+        "mounts": f"mkdir -p t; mount --bind . t; {full('/var/tmp')}",
         "environ": {"TMPDIR": "/var/tmp"},
     },
     _READ_ONLY: {"mounts": "mount --bind . .; mount -o remount,ro,bind ."},

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,8 +25,6 @@ TOKENIZER: Final = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "255")
 TRAINED: Final = (*MODEL, *"--lr-decay-iters 10 --ckpt-format torch_dist".split())
 #: A script that ends well, and says which arguments it was given.
 SCRIPT: Final = "import sys\nprint('script', sys.argv[1:])\n"
-#: Room in the file system that is full, in bytes.
-_ROOM: Final = 1 << 16
 
 
 def furnish(directory: Path, *, checkpoint: bool = False) -> None:
@@ -103,23 +100,6 @@ def can_mount() -> bool:
     with contextlib.suppress(OSError):
         return subprocess.run(tried, capture_output=True).returncode == 0
     return False
-
-
-@contextlib.contextmanager
-def full_disk(directory: Path, room: int = 0) -> Iterator[None]:
-    """Mount a small file system on ``directory``, with ``room`` bytes free.
-
-    :raises OSError: this process may not mount one.
-    """
-    directory.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_ROOM + room}", "tmpfs", str(directory)]
-    if subprocess.run(command, capture_output=True).returncode:
-        raise OSError(f"{' '.join(command)} is not allowed here; it takes root")
-    try:
-        (directory / "full").write_bytes(bytes(_ROOM))
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(directory)], check=False)
 
 
 def prepare_templates(checkpoint: bool) -> None:

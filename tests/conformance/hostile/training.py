@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from conformance.hostile.case import Case, Prepare, nothing
 from conformance.hostile.fixtures import TRAINED
-from conformance.hostile.values import FULL, NO_PLACE, NOT_READABLE, Value, strange_contents
+from conformance.hostile.values import NO_PLACE, NOT_READABLE, Value, strange_contents
 
 #: Flags that count, and the texts that may stand there; some are right for a model.
 _COUNTS: Final = (
@@ -104,28 +104,21 @@ def _train(
     name: str,
     words: Sequence[str],
     refused: bool | None = None,
-    prepare: Prepare = nothing,
     *,
     kind: str = "arguments",
-    checkpoint: bool = False,
     outputs: Sequence[str] = (),
+    **more: Any,
 ) -> Case:
+    """A training of two iterations.
+
+    :param more: fields of the case.
+    """
     model = list(TRAINED)
     if any(word.startswith(("--data-path", "--train-data-path")) for word in words):
         model.remove("--mock-data")
-    options = ["--train-iters", "2", *words]
-    return Case(
-        kind,
-        name,
-        ["accel_bridge", "pretrain", "--", *model, *options],
-        refused,
-        prepare,
-        outputs=("made", *outputs),
-        seconds=150,
-        memory=None,
-        trains=True,
-        checkpoint=checkpoint,
-    )
+    line = ["accel_bridge", "pretrain", "--", *model, "--train-iters", "2", *words]
+    own = {"outputs": ("made", *outputs), "seconds": 150, "memory": None, "trains": True}
+    return Case(kind, name, line, refused, **own, **more)
 
 
 #: Flags of directories that are made.
@@ -156,14 +149,14 @@ def paths(_: random.Random) -> Iterator[Case]:
 
 
 def _path(flag: str, value: Value, more: Sequence[str], refused: bool | None) -> Case:
-    outputs = [FULL, *([value.text] if not refused and value.text else [])]
     return _train(
         f"--{flag}: {value.name}",
         [f"--{flag}={value.text}", *more],
         refused,
-        value.prepare,
         kind="training",
-        outputs=outputs,
+        outputs=[value.text] if not refused and value.text else [],
+        prepare=value.prepare,
+        mounts=value.mounts,
     )
 
 
@@ -255,4 +248,4 @@ def checkpoints(source: random.Random) -> Iterator[Case]:
 
 def _loading(name: str, words: Sequence[str], refused: bool | None, prepare: Prepare) -> Case:
     options: list[Any] = ["--train-iters", "4", "--load", "checkpoint", *words]
-    return _train(name, options, refused, prepare, kind="checkpoints", checkpoint=True)
+    return _train(name, options, refused, kind="checkpoints", prepare=prepare, checkpoint=True)

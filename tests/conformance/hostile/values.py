@@ -23,16 +23,20 @@ class Value:
     :param text: as it stands on the command line.
     :param refused: whether a command must refuse it; None where it may take it.
     :param prepare: makes what it names.
+    :param mounts: as those of a case.
     """
 
     name: str
     text: str
     refused: bool | None = True
     prepare: Prepare = nothing
+    mounts: str = ""
 
 
-#: The file system that is full, in the directory of each case that names it.
-FULL: Final = "full-disk"
+def full(place: str) -> str:
+    """Mounts a file system that is full, for a case's command alone."""
+    fill = f"head -c 1M /dev/zero > {place}/full 2>/dev/null || true"
+    return f"mkdir -p {place}; mount -t tmpfs -o size=4k tmpfs {place}; {fill}"
 
 
 def _write(name: str, data: bytes) -> Prepare:
@@ -85,7 +89,7 @@ NO_PLACE: Final = (
     Value("two links to each other", "l1", prepare=_link_each_other),
     Value("in /proc", "/proc/no_such_file"),
     Value("in /sys", "/sys/no_such_file"),
-    Value("a full disk", f"{FULL}/x"),
+    Value("a full disk", "full-disk/x", mounts=full("full-disk")),
     Value("empty", ""),
 )  # fmt: skip
 #: Files that must not become output.
