@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -103,10 +104,16 @@ def judge(case: Case, directory: Path, python: str = sys.executable) -> Result:
     outputs = frozenset(directory / name for name in case.outputs)
     before = fingerprint(directory.parent, outputs)
     began = time.monotonic()
-    with _beside(case, directory, python) as other:
-        status, shown, left, memory = _run(case, directory, python)
-    if other is not None:  # the other one of two at once must be answered well, too
-        answer, details = _answer(case, other[0], other[1])
+    ended = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(_act, case, directory, ended)
+        runs = [pool.submit(_run, case, directory, python) for _ in range(1 + case.twice)]
+        try:
+            (status, shown, left, memory), *others = [run.result() for run in runs]
+        finally:
+            ended.set()
+    for other in others:  # it must be answered well, too
+        answer, details = _answer(case, *other[:2])
         if not answer.good:
             return Result(case, answer, other[0], 0, other[1], f"the other one: {details}")
     seconds = time.monotonic() - began
@@ -163,8 +170,7 @@ def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, lis
             if isinstance(case.stdin, bytes) and process.stdin is not None:
                 with contextlib.suppress(OSError), process.stdin as pipe:
                     pipe.write(case.stdin)  # no more than a pipe holds
-            with _acting(case, directory):
-                status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
+            status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
             if status is None and case.interrupt:
                 if case.signal == signal.SIGINT:
                     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
@@ -189,39 +195,11 @@ def _within(case: Case) -> list[str]:
     return ["unshare", "-m", "sh", "-ec", f'{case.mounts}; cd "$PWD"; exec "$@"', "sh"]
 
 
-@contextlib.contextmanager
-def _beside(case: Case, directory: Path, python: str) -> Iterator[list[Any] | None]:
-    """The same command at the same time, for a case that runs twice: (status, what it printed)."""
-    if not case.twice:
-        yield None
-        return
-    other: list[Any] = []
-    thread = threading.Thread(target=lambda: other.extend(_run(case, directory, python)))
-    thread.start()
-    yield other
-    thread.join()
-
-
-@contextlib.contextmanager
-def _acting(case: Case, directory: Path) -> Iterator[None]:
+def _act(case: Case, directory: Path, ended: threading.Event) -> None:
     """Do what happens while the command runs."""
-    ended = threading.Event()
-
-    def act() -> None:
-        while not ended.wait(0.01):
-            assert case.meanwhile is not None
-            with contextlib.suppress(OSError):
-                case.meanwhile(directory)
-
-    thread = threading.Thread(target=act)
-    if case.meanwhile is not None:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if case.meanwhile is not None:
-            thread.join()
+    while case.meanwhile is not None and not ended.wait(0.01):
+        with contextlib.suppress(OSError):
+            case.meanwhile(directory)
 
 
 def _environ(changes: Mapping[str, str | None]) -> dict[str, str]:
