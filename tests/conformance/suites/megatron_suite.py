@@ -21,6 +21,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -32,9 +33,6 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "megatron"))
-
-from megatron_programs import version_of
 from megatron_suite_ranks import Job, supervise
 from megatron_suite_report import REASONS, add_arguments, report
 from megatron_suite_small import read_small
@@ -143,7 +141,7 @@ def _write(jobs: Iterable[Job], arguments: argparse.Namespace, began: float) -> 
         "world": arguments.world,
         "backend": arguments.backend,
         "bridge": not arguments.without_bridge,
-        "megatron": arguments.megatron or version_of(arguments.checkout.resolve()),
+        "megatron": arguments.megatron or _version(arguments.checkout.resolve()),
         "torch": importlib.import_module("torch").__version__,
         "date": time.strftime("%Y-%m-%d", time.gmtime(began)),
         "seconds": round(time.time() - began),
@@ -286,6 +284,17 @@ def _results(jobs: Iterable[Job]) -> dict[str, dict[str, Any]]:
         if not lines:
             tests[f"{job.file.removeprefix(f'{TESTS}/')}::"] = unknown
     return tests
+
+
+def _version(checkout: Path) -> str:
+    """The version of the Megatron that is tested."""
+    from importlib.metadata import version
+
+    path = checkout / "megatron/core/package_info.py"
+    if not path.is_file():
+        return version("megatron-core")
+    found = dict(re.findall(r"^(MAJOR|MINOR|PATCH) = (\d+)", path.read_text(), re.M))
+    return ".".join(found[name] for name in ("MAJOR", "MINOR", "PATCH"))
 
 
 def parser() -> argparse.ArgumentParser:
