@@ -34,7 +34,8 @@ def parts(kernels: Iterable[Kernel], steps: int) -> dict[str, float]:
     sums = dict.fromkeys((*KINDS, REST), 0.0)
     device = until = 0.0
     for name, start, end in ordered:
-        sums[kind_of(name)] += end - start
+        kind = next((kind for kind, words in KINDS.items() if re.search(words, name)), REST)
+        sums[kind] += end - start
         device += max(0.0, end - max(start, until))
         until = max(until, end)
     found = {"device": device, **sums}
@@ -42,11 +43,6 @@ def parts(kernels: Iterable[Kernel], steps: int) -> dict[str, float]:
         **{kind: round(time / 1e3 / steps, 3) for kind, time in found.items()},
         "launches": len(ordered) // steps,
     }
-
-
-def kind_of(name: str) -> str:
-    """The kind of a kernel."""
-    return next((kind for kind, words in KINDS.items() if re.search(words, name)), REST)
 
 
 def operations(arguments: str) -> dict[str, float]:

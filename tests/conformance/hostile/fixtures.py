@@ -15,6 +15,7 @@ from typing import Final
 
 import warm_python
 from parity import made
+from tokenizers.pre_tokenizers import ByteLevel
 
 from accel_bridge import recording
 from accel_bridge.apps.testing import MODEL
@@ -42,7 +43,10 @@ def _template() -> Path:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (directory / "text.jsonl").write_text(text)
     (directory / "table.csv").write_text("text,id\n1 2 3,7\n4 5,8\n6,7,8,9\n")
-    (directory / "vocab.json").write_text(json.dumps(_vocabulary()))
+    # A byte-level vocabulary of single characters and one merge.
+    words = [*sorted(ByteLevel.alphabet()), "12", "<|endoftext|>"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    (directory / "vocab.json").write_text(json.dumps(vocabulary))
     (directory / "merges.txt").write_text("#version: 0.2\n1 2\n")
     (directory / "script.py").write_text(SCRIPT)
     (directory / "run.log").write_text("".join(map(_logged, range(1, 31))))
@@ -70,12 +74,6 @@ def _logged(number: int) -> str:
         f"global batch size:     8 | lm loss: {9 - number / 10:.6E} | loss scale: 1.0 | "
         "grad norm: 1.000 | number of skipped iterations:   0 |\n"
     )
-
-
-def _vocabulary() -> dict[str, int]:
-    """A byte-level vocabulary of single characters and one merge."""
-    characters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 512))][:256]
-    return {word: number for number, word in enumerate([*characters, "12", "<|endoftext|>"])}
 
 
 @functools.cache

@@ -157,10 +157,12 @@ def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, lis
     """(exit status, what it printed, processes left behind, peak memory in bytes)."""
     mark = f"HOSTILE_CASE={directory}:{threading.get_ident()}"
     environ = _environ(case.environ) | dict([mark.split("=", 1)])
+    # What runs the command where its file systems are its own.
+    within = ["unshare", "-m", "sh", "-ec", f'{case.mounts}; cd "$PWD"; exec "$@"', "sh"]
     with tempfile.TemporaryFile() as output:
         with _streams(case, output) as streams:
             process = subprocess.Popen(
-                [*_within(case), python, "-m", *case.words],
+                [*(within if case.mounts else ()), python, "-m", *case.words],
                 cwd=directory,
                 env=environ,
                 start_new_session=True,
@@ -186,13 +188,6 @@ def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, lis
         output.seek(0)
         shown = output.read(_BYTES_SHOWN).decode(errors="replace")
     return status, shown, left, memory
-
-
-def _within(case: Case) -> list[str]:
-    """What runs the command where its file systems are its own."""
-    if not case.mounts:
-        return []
-    return ["unshare", "-m", "sh", "-ec", f'{case.mounts}; cd "$PWD"; exec "$@"', "sh"]
 
 
 def _act(case: Case, directory: Path, ended: threading.Event) -> None:

@@ -164,15 +164,11 @@ def _path(flag: str, value: Value, more: Sequence[str], refused: bool | None) ->
 _EXTREMES: Final = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 
 
-def _files(directory: Path) -> list[Path]:
-    """The files of the checkpoint that hold it, in a stable order."""
-    return sorted(path for path in (directory / "checkpoint").rglob("*") if path.is_file())
-
-
 def _one(name: str, change: Callable[[Path, random.Random], object], seed: int) -> Prepare:
     def prepare(directory: Path) -> None:
         source = random.Random(seed)
-        files = _files(directory)
+        paths = (directory / "checkpoint").rglob("*")
+        files = sorted(path for path in paths if path.is_file())  # in a stable order
         # Not every Megatron writes each of them.
         change(source.choice([path for path in files if name in path.name] or files), source)
 

@@ -56,10 +56,6 @@ def _hard_link(name: str, target: str) -> Prepare:
     return lambda directory: (directory / name).hardlink_to(directory / target)
 
 
-def _pipe(name: str) -> Prepare:
-    return lambda directory: os.mkfifo(directory / name)
-
-
 def _socket(name: str) -> Prepare:
     def make(directory: Path) -> None:
         here = os.open(directory, os.O_RDONLY)  # its own name may be too long for an address
@@ -102,7 +98,7 @@ NO_FILE: Final = (
     Value("a new name with a slash", "new/", None),
     Value("a link into nowhere", "away", prepare=_link("away", "no_such/x")),
     Value("a link to a directory", "way", prepare=_link("way", "photos")),
-    Value("a pipe", "pipe", prepare=_pipe("pipe")),
+    Value("a pipe", "pipe", prepare=lambda directory: os.mkfifo(directory / "pipe")),
     Value("a socket", "socket", prepare=_socket("socket")),
     Value("a device that is full", "/dev/full"),
     Value("somebody's text", "notes.txt"),

@@ -263,9 +263,9 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
     before = len(record.done)
     while True:
         now = time.time()
-        failed = [rank.ended[test] for rank in ranks if _outcome(rank, test) == "failed"]
-        if test and all(test in rank.ended for rank in ranks):
-            ends = [rank.ended[test] for rank in ranks]
+        ends = [rank.ended.get(test) for rank in ranks]
+        failed = [one for one in ends if one and one["outcome"] == "failed"]
+        if test and all(ends):
             passed = [one for one in ends if one["outcome"] == "passed"]
             record.conclude(**(failed or passed or ends)[0])
             if failed and len(failed) < len(ranks):
@@ -304,10 +304,6 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
             elif "outcome" not in event and not test:
                 test, began, limit = event["test"], time.time(), job.limit
                 mark = FLAKY if event.get("flaky") else ""
-
-
-def _outcome(rank: _Rank, test: str) -> str:
-    return str(rank.ended.get(test, {}).get("outcome", ""))
 
 
 def _events(ranks: Sequence[_Rank], seconds: float) -> Iterator[dict[str, Any]]:

@@ -168,16 +168,13 @@ def judge_all(
                 known[test] = verdict
     tests = {test: None for known in worlds.values() for test in known}
     # A file that did not come to its tests in one run has them from another.
-    tests = {test: None for test in tests if not _only_a_file(test, tests)}
+    files = {f"{test.partition('::')[0]}::" for test in tests if not test.endswith("::")}
+    tests = {test: None for test in tests if test not in files}
     judged = {
         test: judge({world: known[test] for world, known in worlds.items() if test in known})
         for test in tests
     }
     return judged, dict(worlds)
-
-
-def _only_a_file(test: str, tests: Iterable[str]) -> bool:
-    return test.endswith("::") and any(one != test and one.startswith(test) for one in tests)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
