@@ -61,7 +61,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from step_parts import PROFILED, operations, profile_after
+from step_parts import PROFILED, profile_after
 from training_models import (
     COMMON,
     DOCUMENT,
@@ -81,7 +81,7 @@ from warm import warm_pythons
 COMMITTED = Path(__file__).resolve().parents[3] / "docs" / "performance.json"
 KEPT = (
     *("model", "way", "gpus", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease"),
-    *("kernels", "operations"),
+    "kernels",
 )
 #: The ways of which steps are profiled.
 EVIDENCE_WAYS = ("bridge", "hopper", "te")
@@ -100,7 +100,6 @@ class Row:
     :param error: the last line of a run that failed.
     :param lease: date, device and versions of the run.
     :param kernels: milliseconds of a step by kind of kernel, where it was profiled.
-    :param operations: 10^12 floating point operations of a step, of those that were profiled.
     """
 
     model: str
@@ -115,7 +114,6 @@ class Row:
     lease: str = ""
     gpus: int = 1
     kernels: dict[str, float] | None = None
-    operations: dict[str, float] | None = None
 
 
 def train() -> None:
@@ -325,7 +323,6 @@ def read(log: str, model: str, way: str, options: argparse.Namespace) -> Row:
         max(peaks, default=0) / 1e9,
         losses[:wanted],
         kernels=json.loads(kernels[0]) if kernels else None,
-        operations=operations(arguments) if kernels else None,
     )
 
 
