@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -47,15 +48,6 @@ def try_one(case: Case, base: Path) -> Result | None:
         warm = case.trains and not case.mounts
         python = warm_python.interpreter() if warm else sys.executable
         return judge(case, directory, python)
-
-
-def try_all(cases: Sequence[Case], jobs: int) -> Iterator[Result | None]:
-    """Run cases side by side; results in their order."""
-    with (
-        tempfile.TemporaryDirectory(prefix="hostile-") as base,
-        ThreadPoolExecutor(jobs) as pool,
-    ):
-        yield from pool.map(lambda case: try_one(case, Path(base)), cases)
 
 
 def show(number: int, result: Result, whole: bool) -> None:
@@ -114,12 +106,17 @@ def main() -> int:
     began, results, left_out = time.monotonic(), [], 0
     prepare_templates(any(case.checkpoint for case in cases))
     try:
-        for number, result in enumerate(try_all(cases, options.jobs), options.skip):
-            if result is None:
-                left_out += 1
-                continue
-            results.append(result)
-            show(number, result, options.show)
+        with (
+            tempfile.TemporaryDirectory(prefix="hostile-") as base,
+            ThreadPoolExecutor(options.jobs) as pool,
+        ):
+            found = pool.map(partial(try_one, base=Path(base)), cases)
+            for number, result in enumerate(found, options.skip):
+                if result is None:
+                    left_out += 1
+                    continue
+                results.append(result)
+                show(number, result, options.show)
     finally:
         remove_templates()
     return 0 if report(results, time.monotonic() - began, left_out) else 1
