@@ -93,3 +93,12 @@ def test_what_is_wrong_with_a_result() -> None:
         False,
     ] * 2
     assert "66.67% of those that can pass" in library_tests.summary(judged(results, entries, "cpu"))
+
+
+def test_a_wrong_entry_is_named_and_every_list_is_right(tmp_path: Path) -> None:
+    for path in library_tests.LISTS.glob("*.toml"):
+        library_tests.read_list(path)
+    for text in ('tests = "a::b"\nkind = "refused"', 'tests = "a::b"\nkind = "odd"\nwhy = "x"'):
+        (tmp_path / "list.toml").write_text(f"[[expected]]\n{text}\n")
+        with pytest.raises(ValueError, match=r"list\.toml"):
+            library_tests.read_list(tmp_path / "list.toml")

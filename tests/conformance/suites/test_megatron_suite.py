@@ -184,6 +184,9 @@ def test_a_directory_that_ran_again_replaces_its_rows(tmp_path: Path) -> None:
     assert found[0] == {("a", "harness", 1), ("a", "passed", 1), ("b", "passed", 1)}
     assert found[1] == {("a", "passed", 2), ("b", "passed", 1)}
     assert re.fullmatch(r"here; on .* at .* with torch 2, an old machine: b", after)
+    over[1] = str(tmp_path / "new.json")
+    third = machine("third.json", {"b/test_b.py::z": "passed"}, *over, "--machine", "there")
+    assert re.fullmatch(r"there; on .* at .* with torch 2, here: a", third)
 
 
 def test_a_skip_counts_as_megatrons_own_and_says_why() -> None:
