@@ -67,7 +67,10 @@ def newest(done: Iterable[Run]) -> list[tuple[Run, Row]]:
 def _layouts(cells: Sequence[tuple[Run, Row]]) -> dict[str, list[Row]]:
     """Version -> the rows of layouts."""
     mine = [row for run, row in cells if run.kind == "matrix"]
-    return {v: [row for row in mine if row.megatron == v] for v in _versions(mine)}
+    return {
+        v: [row for row in mine if row.megatron == v]
+        for v in ordered({row.megatron for row in mine})
+    }
 
 
 def chart() -> str:
@@ -176,10 +179,6 @@ def patches_table() -> str:
         rows.append((version, f"{counts}; {others}" if others else counts))
     text = "`accel-bridge patches --against VERSION` names each patch and the reason.\n\n"
     return text + _table(("megatron-core", "fit/not needed; do not fit"), rows)
-
-
-def _versions(rows: Iterable[Row]) -> list[str]:
-    return ordered({row.megatron for row in rows})
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -27,6 +27,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+import json_lines
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 DIRECTORY: Final = ROOT / "tools" / "compatibility"
 FORMAT: Final = 1
@@ -96,13 +98,9 @@ class Run:
 
     def write(self, path: Path) -> None:
         """As JSON, with a line for each row; what a row leaves at its default is left out."""
-        head = {"format": FORMAT} | {
-            one.name: getattr(self, one.name) for one in fields(self) if one.name != "rows"
-        }
-        lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-        rows = ",\n".join(f"    {json.dumps(_given(row))}" for row in self.rows)
-        lines.append(f'  "rows": [\n{rows}\n  ]')
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        document = {one.name: getattr(self, one.name) for one in fields(self)}
+        document = {"format": FORMAT, **document, "rows": [_given(row) for row in self.rows]}
+        path.write_text(json_lines.dumps(document, 2) + "\n", encoding="utf-8")
 
 
 def _given(row: Row) -> dict[str, Any]:

@@ -19,7 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from library_facts import sources
+from charts import table
+from library_facts import Names, sources
 
 DATA: Final = Path(__file__).with_name("libraries") / "extension.json"
 EXTENSION: Final = "transformer_engine_torch"
@@ -39,24 +40,14 @@ one is not used. Each name that its Python asks for is served by a backend's *ke
 """
 
 
-def asked(text: str) -> set[str]:
-    """The extension's names that one module uses."""
-    found = set()
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.module == EXTENSION:
-            found |= {one.name for one in node.names}
-        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found |= {node.attr} if node.value.id in ("tex", EXTENSION) else set()
-    return found - {"*"}
-
-
 def read(place: Path) -> tuple[str, list[str]]:
     """(release, names) of a wheel or of a directory in which it is unpacked."""
     names, version = set(), re.search(r"(\d+\.\d+\.\d+)", place.name)
     for path, text in sources(place if place.is_file() else place / "transformer_engine"):
         # In the exporter `tex` is a set of ONNX operators.
         if "/jax/" not in f"/{path}" and not path.endswith("onnx_extensions.py"):
-            names |= asked(text)
+            found = Names().read(ast.parse(text)).found
+            names |= {name.split(".")[1] for name in found if name.startswith(f"{EXTENSION}.")}
     return version[1] if version else place.name, sorted(names - _OTHERS)
 
 
@@ -115,17 +106,16 @@ def page() -> str:
     """The end of docs/libraries.md."""
     releases: dict[str, list[str]] = json.loads(DATA.read_text(encoding="utf-8"))
     backends = ("cpu", "cuda", "ascend")
-    lines = [f"| names | releases | {' | '.join(backends)} |\n|---|---|---|---|---|\n"]
-    rows: dict[str, list[str]] = {}
+    rows: dict[tuple[str, ...], list[str]] = {}
     for name in sorted({one for names in releases.values() for one in names}):
         having = [release for release in releases if name in releases[release]]
         which = "all" if len(having) == len(releases) else ", ".join(having)
-        cells = " | ".join(served_by(name, backend) for backend in backends)
-        rows.setdefault(f"{which} | {cells}", []).append(f"`{name}`")
+        cells = (which, *(served_by(name, backend) for backend in backends))
+        rows.setdefault(cells, []).append(f"`{name}`")
     # Names that share every answer share a row.
-    for answer, names in sorted(rows.items()):
-        lines.append(f"| {', '.join(names)} | {answer} |\n")
-    return _INTRODUCTION + f"Releases: {', '.join(releases)}.\n\n" + "".join(lines)
+    lines = ((", ".join(names), *cells) for cells, names in sorted(rows.items()))
+    made = table(("names", "releases", *backends), lines)
+    return _INTRODUCTION + f"Releases: {', '.join(releases)}.\n\n" + made
 
 
 def main() -> int:

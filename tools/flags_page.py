@@ -7,14 +7,14 @@ install: Transformer Engine's Python, and a shim for every other library that ha
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import MagicMock
+from unittest import mock
 
 from accel_bridge.backends.ascend._backend import AscendBackend
 from accel_bridge.backends.cpu._backend import CpuBackend
@@ -83,6 +83,13 @@ _VALUES: Final = {
 }
 
 
+#: One rule looks for certain functions in Megatron, which every version has.
+_MEGATRON: Final = dict.fromkeys(
+    itertools.accumulate(("megatron", "core", "transformer", "moe"), "{}.{}".format),
+    mock.MagicMock(),
+)
+
+
 #: Attention in Ascend's words (patches/mindspeed/attention_flags.py).
 _ATTENTION: Final = (
     (
@@ -141,28 +148,13 @@ def _parser() -> argparse.ArgumentParser:
         return parser
 
 
-@contextmanager
-def _megatron_with_everything() -> Iterator[None]:
-    """One rule looks for certain functions in Megatron, which every version has."""
-    parts = ("megatron", "core", "transformer", "moe")
-    names = [".".join(parts[:depth]) for depth in range(1, 5)]
-    before = {name: sys.modules[name] for name in names if name in sys.modules}
-    sys.modules.update(dict.fromkeys(names, MagicMock()))
-    try:
-        yield
-    finally:
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update(before)
-
-
 def _answer(rule: ArgumentRule | RefusedArgument, host: Host) -> str | None:
     """What becomes of the rule's flag on the host, or None where it stays as it is."""
     asked = _VALUES.get(rule.name, True)
     if isinstance(rule, ArgumentRule) and rule.value is True:
         asked = False
     args = SimpleNamespace(**{**_ASKED.get(rule.name, {}), rule.name: asked})
-    with _megatron_with_everything():
+    with mock.patch.dict(sys.modules, _MEGATRON):
         if not rule.when(args, host):
             return None
     if isinstance(rule, RefusedArgument):

@@ -7,17 +7,34 @@ when a page is stale.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
+import compatibility_page
+import examples
+import extension_table
+import library_page
+import results_page
 from charts import table
+from reference_pages import api_page, commands_page
 
-if TYPE_CHECKING:
-    from accel_bridge.patching import Patch
+import accel_bridge
+from accel_bridge.apps.doctor import STEPS
+from accel_bridge.backends.ascend._compatibility import CANN_OF_TORCH_NPU
+from accel_bridge.backends.ascend.kernels import KERNELS as ASCEND
+from accel_bridge.backends.ascend.limits import CONDITIONS, limit_rows
+from accel_bridge.backends.cpu.kernels import KERNELS as CPU
+from accel_bridge.backends.cuda.kernels import KERNELS as CUDA
+from accel_bridge.kernels import CONTRACTS
+from accel_bridge.patching import Patch
+from accel_bridge.plugins.manager import load_plugins
+from accel_bridge.process.environment import VARIABLES
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 
@@ -48,8 +65,6 @@ docstring of the reference, `accel_bridge/kernels/`. [How to write one](extend-k
 
 def commands_table() -> str:
     """The subcommands of the command line."""
-    from accel_bridge.plugins.manager import load_plugins
-
     groups: dict[str, list[tuple[str, str]]] = {}
     for found in load_plugins().commands().items:
         command = found.item
@@ -59,9 +74,6 @@ def commands_table() -> str:
 
 def variables_table() -> str:
     """The environment variables."""
-    from accel_bridge.plugins.manager import load_plugins
-    from accel_bridge.process.environment import VARIABLES
-
     variables = (*VARIABLES, *load_plugins().variables())
     return table(
         ("variable", "takes", "default", "what it does"),
@@ -71,29 +83,21 @@ def variables_table() -> str:
 
 def flags_table() -> str:
     """What each flag means on GPUs, NPUs and CPUs."""
-    import flags_page
+    import flags_page  # late: the order of flags is the order in which modules are imported
 
     return table(flags_page.HEAD, flags_page.rows())
 
 
-def ascend_limits_table(head: tuple[str, ...]) -> Callable[[], str]:
+def ascend_limits_table(*head: str) -> str:
     """What torch_npu's operators take, by chip and CANN."""
-
-    def of_limits() -> str:
-        from accel_bridge.backends.ascend.limits import limit_rows
-
-        cells: dict[str, list[str]] = {}
-        for name, key, takes, links in limit_rows():
-            cells.setdefault(f"`{name}`", []).append(f"`{key}` {takes} {links}")
-        return table(head, ((name, "<br>".join(lines)) for name, lines in cells.items()))
-
-    return of_limits
+    cells: dict[str, list[str]] = {}
+    for name, key, takes, links in limit_rows():
+        cells.setdefault(f"`{name}`", []).append(f"`{key}` {takes} {links}")
+    return table(head, ((name, "<br>".join(lines)) for name, lines in cells.items()))
 
 
 def ascend_rules_table() -> str:
     """What else they ask for."""
-    from accel_bridge.backends.ascend.limits import CONDITIONS
-
     return table(
         ("operator", "rule", "how it is kept"),
         (
@@ -105,9 +109,6 @@ def ascend_rules_table() -> str:
 
 def checks_table() -> str:
     """The checks of the doctor, by subject."""
-    from accel_bridge.apps.doctor import STEPS
-    from accel_bridge.plugins.manager import load_plugins
-
     checks = [*STEPS, *(found.item for found in load_plugins().checks().items)]
     subjects = dict.fromkeys(check.subject for check in checks)
     return table(
@@ -121,17 +122,8 @@ def checks_table() -> str:
     )
 
 
-def examples_table() -> str:
-    """The tutorials."""
-    from examples import table as of_examples
-
-    return of_examples()
-
-
 def torch_npu_table() -> str:
     """Which torch_npu, PyTorch and CANN go together, the newest of each CANN first."""
-    from accel_bridge.backends.ascend._compatibility import CANN_OF_TORCH_NPU
-
     by_cann: dict[str, list[str]] = {}
     for torch_npu, cann in CANN_OF_TORCH_NPU.items():
         by_cann.setdefault(cann, []).append(torch_npu)
@@ -141,22 +133,8 @@ def torch_npu_table() -> str:
     )
 
 
-def result(name: str, *words: str) -> Callable[[], str]:
-    """A table of docs/results.md."""
-
-    def of_results() -> str:
-        import results_page
-
-        made: str = getattr(results_page, name)(*words)
-        return made
-
-    return of_results
-
-
 def strangers_table() -> str:
     """Other projects' tests with and without the bridge."""
-    import json
-
     path = ROOT / "tests/conformance/strangers/results.json"
     results = json.loads(path.read_text(encoding="utf-8"))
     rows = []
@@ -170,22 +148,22 @@ def strangers_table() -> str:
 
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "flags": flags_table,
-    "ascend_limits": ascend_limits_table(("operator", "arguments and pages")),
-    "ascend_limits_zh": ascend_limits_table(("算子", "参数与出处")),
+    "ascend_limits": partial(ascend_limits_table, "operator", "arguments and pages"),
+    "ascend_limits_zh": partial(ascend_limits_table, "算子", "参数与出处"),
     "ascend_rules": ascend_rules_table,
     "strangers": strangers_table,
     "checks": checks_table,
-    "examples": examples_table,
+    "examples": examples.table,
     "torch_npu": torch_npu_table,
-    "speed": result("speed_table"),
-    "speed_notes": result("speed_notes"),
-    "step_time": result("time_sentence"),
-    "frameworks": result("frameworks_table"),
-    **{name: result("stated", name) for name in ("frameworks_left", "suites", "parity")},
-    "mindspeed_summary": result("mindspeed_summary"),
-    "mindspeed_trained": result("mindspeed_trained"),
-    "reliability": result("reliability_table"),
-    "preprocess": result("preprocess_table"),
+    "speed": results_page.speed_table,
+    "speed_notes": results_page.speed_notes,
+    "step_time": results_page.time_sentence,
+    "frameworks": results_page.frameworks_table,
+    **{name: partial(results_page.stated, name) for name in results_page.STATED},
+    "mindspeed_summary": results_page.mindspeed_summary,
+    "mindspeed_trained": results_page.mindspeed_trained,
+    "reliability": results_page.reliability_table,
+    "preprocess": results_page.preprocess_table,
 }
 
 
@@ -200,9 +178,6 @@ def fill(text: str) -> str:
 def patches_page() -> str:
     """docs/patches.md: every record, by Megatron's module, as a backend without kernels gets it."""
     os.environ["ACCEL_BRIDGE_LOG"] = "quiet"
-    import accel_bridge
-    from accel_bridge.plugins.manager import load_plugins
-
     bridge = accel_bridge.activate("cpu")
     try:
         ids = [status.patch.id for status in bridge.statuses]
@@ -228,13 +203,9 @@ def _place(patch: Patch) -> str:
 
 def kernels_page() -> str:
     """docs/kernels.md: contracts by backends."""
-    from accel_bridge.backends.ascend.kernels import KERNELS as ascend
-    from accel_bridge.backends.cpu.kernels import KERNELS as cpu
-    from accel_bridge.backends.cuda.kernels import KERNELS as cuda
-    from accel_bridge.kernels import CONTRACTS
 
     def cells(name: str) -> Iterator[str]:
-        for kernels in (cpu, cuda, ascend):
+        for kernels in (CPU, CUDA, ASCEND):
             kernel = next((one for one in kernels if one.contract.name == name), None)
             if kernel is None and not CONTRACTS[name].falls_back:
                 yield "refused"
@@ -255,25 +226,15 @@ def sentence(text: str) -> str:
 
 def pages() -> dict[str, str]:
     """Path -> what the file must hold."""
-    from compatibility_page import chart as compatibility_chart
-    from compatibility_page import page as compatibility_page
-    from extension_table import page as extension_page
-    from library_page import page as libraries_page
-    from reference_pages import api_page, commands_page
-    from results_page import fp8_chart, memory_chart, preprocess_chart, speed_chart
-
     made = {
         "docs/patches.md": patches_page(),
         "docs/kernels.md": kernels_page(),
-        "docs/libraries.md": f"{libraries_page()}\n#{extension_page()}",
-        "docs/compatibility.md": compatibility_page(),
-        "docs/commands.md": commands_page(),
+        "docs/libraries.md": f"{library_page.page()}\n#{extension_table.page()}",
+        "docs/compatibility.md": compatibility_page.page(),
+        "docs/commands.md": commands_page(commands_table(), variables_table()),
         "docs/api.md": api_page(),
-        "docs/images/speed.svg": speed_chart(),
-        "docs/images/fp8.svg": fp8_chart(),
-        "docs/images/memory.svg": memory_chart(),
-        "docs/images/preprocess.svg": preprocess_chart(),
-        "docs/images/compatibility.svg": compatibility_chart(),
+        "docs/images/compatibility.svg": compatibility_page.chart(),
+        **results_page.charts(),
     }
     for path in sorted((ROOT / "docs").rglob("*.md")):
         name = path.relative_to(ROOT).as_posix()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import json_lines
 from packaging.version import Version
 
 DIRECTORY: Final = Path(__file__).resolve().parent / "libraries"
@@ -286,19 +287,20 @@ def main(words: Sequence[str]) -> int:
     }
     for who, _, path in (word.partition("=") for word in words):
         is_megatron = who == "main" or who[:1].isdigit()
-        names, gates = read_tree(Path(path), is_megatron)
+        found, gates = read_tree(Path(path), is_megatron)
         for importers in (*asked.values(), *gated.values()):
             importers.discard(who)
-        for name in names:
+        for name in found:
             asked.setdefault(name, set()).add(who)
         for gate in gates:
             row = {name: getattr(gate, name) for name in Gate.__slots__ if getattr(gate, name)}
             gated.setdefault(json.dumps(row), set()).add(who)
     DIRECTORY.mkdir(exist_ok=True)
-    _write(NAMES, {name: sorted(asked[name], key=_order) for name in sorted(asked) if asked[name]})
+    names = {name: sorted(asked[name], key=_order) for name in sorted(asked) if asked[name]}
+    NAMES.write_text(json_lines.dumps(names, 1) + "\n", encoding="utf-8")
     rows = [{**json.loads(row), "in": sorted(who, key=_order)} for row, who in gated.items() if who]
     rows.sort(key=lambda row: (row["library"], Version(row["version"]), row["where"], str(row)))
-    _write(GATES, {"gates": rows})
+    GATES.write_text(json_lines.dumps({"gates": rows}, 2) + "\n", encoding="utf-8")
     return 0
 
 
@@ -310,18 +312,6 @@ def _order(who: str) -> tuple[int, list[int], str]:
 
 def _read(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-
-
-def _write(path: Path, table: dict[str, Any]) -> None:
-    """JSON with a line for each row."""
-    blocks = []
-    for key, rows in table.items():
-        if rows and isinstance(rows[0], dict):
-            inner = ",\n".join(f"    {json.dumps(row)}" for row in rows)
-            blocks.append(f"  {json.dumps(key)}: [\n{inner}\n  ]")
-        else:
-            blocks.append(f"  {json.dumps(key)}: {json.dumps(rows)}")
-    path.write_text("{\n" + ",\n".join(blocks) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

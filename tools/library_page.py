@@ -15,11 +15,11 @@ import importlib
 import inspect
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -66,8 +66,7 @@ class Absence:
 
     def covers(self, name: str) -> bool:
         """Whether it speaks of ``name``."""
-        pattern = ".*".join(re.escape(part) for part in self.names.split("*"))
-        return re.fullmatch(pattern, name) is not None
+        return fnmatchcase(name, self.names)
 
 
 def absences() -> list[Absence]:

@@ -16,6 +16,7 @@ from unittest import mock
 from charts import table
 
 from accel_bridge.plugins.commands import Command
+from accel_bridge.plugins.manager import load_plugins
 from accel_bridge.process import launch
 
 _COMMANDS: Final = """\
@@ -70,13 +71,9 @@ class _Parsed(BaseException):
         self.parser = parser
 
 
-def commands_page() -> str:
-    """docs/commands.md."""
-    from generated_docs import commands_table, variables_table
-
-    from accel_bridge.plugins.manager import load_plugins
-
-    parts = [_COMMANDS, commands_table(), _VARIABLES, variables_table()]
+def commands_page(commands: str, variables: str) -> str:
+    """docs/commands.md, of the tables of both."""
+    parts = [_COMMANDS, commands, _VARIABLES, variables]
     for found in load_plugins().commands().items:
         parts += _sections(found.item)
     return "".join(parts)

@@ -100,16 +100,6 @@ def _speed_chart(title: str, models: Iterable[str]) -> str:
     return bars(f"{title} on one H200, Transformer Engine = 1", rows, mark=1.0)
 
 
-def speed_chart() -> str:
-    """In bf16."""
-    return _speed_chart("Training speed in bf16", _BF16)
-
-
-def fp8_chart() -> str:
-    """In FP8."""
-    return _speed_chart("Training speed in FP8", _FP8)
-
-
 def speed_table() -> str:
     """Milliseconds of a step, and memory."""
     rows = [
@@ -197,7 +187,17 @@ def stated(name: str) -> str:
     return table([*heads.values()], ([row[field] for field in heads] for row in rows))
 
 
-def memory_chart() -> str:
+def charts() -> dict[str, str]:
+    """The pictures of docs/."""
+    return {
+        "docs/images/speed.svg": _speed_chart("Training speed in bf16", _BF16),
+        "docs/images/fp8.svg": _speed_chart("Training speed in FP8", _FP8),
+        "docs/images/memory.svg": _memory_chart(),
+        "docs/images/preprocess.svg": _preprocess_chart(),
+    }
+
+
+def _memory_chart() -> str:
     """Peak memory of a rank, measured, and how far a rehearsal was from it."""
     rows = []
     for row in _read("docs/rehearsed-memory.json"):
@@ -247,7 +247,7 @@ def preprocess_table() -> str:
     return table(head, rows)
 
 
-def preprocess_chart() -> str:
+def _preprocess_chart() -> str:
     """How many times less CPU time than Megatron 0.19's tool."""
     rows = [
         Bar(row["corpus"], [(row["tool"] / row["ours"], 0)], f"{row['tool'] / row['ours']:.0f}x")

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+import json_lines
 from packaging.version import InvalidVersion, Version
 
 from accel_bridge.patches._factory import TARGETS
@@ -21,8 +22,6 @@ from accel_bridge.patching import Patch, Shape
 from accel_bridge.patching.source import NoSuchTree, SourceTree
 from accel_bridge.patching.variants import is_version, unmet_requirement
 from accel_bridge.plugins.manager import load_plugins
-
-Table = Mapping[str, Mapping[str, Mapping[str, object]]]
 
 
 def main(words: list[str]) -> int:
@@ -52,7 +51,8 @@ def main(words: list[str]) -> int:
         for id in table:
             variants = [patch for patch in patches if patch.id == id]
             table[id][version] = resolve(variant_for(version, variants), tree).as_json()
-    TARGETS.write_text(rendered(table), encoding="utf-8")
+    rows = {id: {name: table[id][name] for name in ordered(table[id])} for id in table}
+    TARGETS.write_text(json_lines.dumps(rows, 2) + "\n", encoding="utf-8")
     return 0
 
 
@@ -69,18 +69,6 @@ def resolve(patch: Patch, tree: SourceTree) -> Shape:
     if found is None:
         return Shape(None, None, elsewhere=tuple(tree.elsewhere(patch.target))[:3])
     return tree.shape(found)
-
-
-def rendered(table: Table) -> str:
-    """JSON with a line for each version, so that a diff shows changes line by line."""
-    blocks = []
-    for id, versions in table.items():
-        lines = [
-            f"    {json.dumps(version)}: {json.dumps(versions[version])}"
-            for version in ordered(versions)
-        ]
-        blocks.append(f"  {json.dumps(id)}: {{\n" + ",\n".join(lines) + "\n  }")
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
 
 
 def ordered(versions: Iterable[str]) -> list[str]:

@@ -18,21 +18,15 @@ PARTS = ("backends", "patches", "pretrain")
 CALLS = ROOT / "tests/kernels/typed_calls.py"
 
 
-def link_package(directory: Path) -> None:
-    """Lay out ``directory``/accel_bridge as an installed package would be."""
-    package = directory / "accel_bridge"
-    package.mkdir()
-    for entry in (ROOT / "accel_bridge").iterdir():
-        if entry.name != "__pycache__":
-            (package / entry.name).symlink_to(entry)
-    for part in PARTS:
-        (package / part).symlink_to(ROOT / part)
-
-
 def main() -> int:
     """mypy's exit status."""
     with tempfile.TemporaryDirectory() as directory:
-        link_package(Path(directory))
+        # As an installed package would be laid out.
+        package = Path(directory) / "accel_bridge"
+        package.mkdir()
+        for entry in (*(ROOT / "accel_bridge").iterdir(), *(ROOT / part for part in PARTS)):
+            if entry.name != "__pycache__":
+                (package / entry.name).symlink_to(entry)
         (Path(directory) / CALLS.name).symlink_to(CALLS)
         options = ["--config-file", str(ROOT / "pyproject.toml")]
         options += ["--cache-dir", str(ROOT / ".mypy_cache"), *sys.argv[1:]]

@@ -110,12 +110,13 @@ class Plugin:
 
     def failed(self, stage: str, error: BaseException | str) -> FailedPlugin:
         """What an error, or a reason in words, means; see :class:`FailedPlugin`."""
-        line, text = str(error), None
+        text = None
         if isinstance(error, BaseException):
-            line = " ".join(traceback.format_exception_only(error)[-1].split())
-            line = line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
             text = "".join(traceback.format_exception(error))
-        return FailedPlugin(self.name, self.distribution, stage, line, text, self.requested)
+            # Not str(error), which may raise another.
+            line = " ".join(traceback.format_exception_only(error)[-1].split())
+            error = line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}..."
+        return FailedPlugin(self.name, self.distribution, stage, error, text, self.requested)
 
 
 def candidates(choice: PluginChoice, failed: list[FailedPlugin]) -> list[Plugin]:

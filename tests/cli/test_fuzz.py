@@ -22,7 +22,9 @@ WORDS = st.sampled_from(
     "plugins backends env parity compare kernels record patches --against --json --help --version "
     "-V -- --out --every --png --third --kernel --backend --wait --no-imports -1 0 1e999 nan . / "
     "/dev/null /dev/zero /proc/self/mem \x1b[31m --every=0 --wait=1e-9 --samples --vocab-size "
-    "--smooth --names --kind bash --resumed --list --all \u202e \udcff".split()
+    "--smooth --names --kind bash --resumed --list --all \u202e \udcff --input --output-prefix out "
+    "--tokenizer-type NullTokenizer --only --skip --last --title --progress --output --html "
+    "--record -m --nproc-per-node --iterations -- --=".split()
 )
 #: Command lines that are quick whatever follows: none trains, and none imports torch.
 STARTS = st.sampled_from(
@@ -36,6 +38,9 @@ STARTS = st.sampled_from(
         ["inspect"],
         ["plot"],
         ["libraries"],
+        ["preprocess"],
+        ["tokenizer", "train"],
+        ["doctor", "--list"],
         ["completion"],
         ["parity"],
         [],

@@ -125,6 +125,56 @@ def low_precision_sums(context: PatchContext) -> Any:
     return make_hook
 
 
+def _is_third(module: Any, seen: list[Any]) -> bool:
+    """Whether it is that of the third layer: modules are seen in their order."""
+    if module not in seen:
+        seen.append(module)
+    return seen.index(module) == LAYER - 1
+
+
+def small_scale(context: PatchContext) -> Any:
+    """The MLP's output of one layer is 1% too large."""
+    forward, seen = context.original, list[Any]()
+
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output, bias = forward(self, *args, **kwargs)
+        return output * (1.01 if _is_third(self, seen) else 1.0), bias
+
+    return wrong
+
+
+def low_precision_terms(context: PatchContext) -> Any:
+    """One GEMM adds its terms in bfloat16."""
+    forward, seen = context.original, list[Any]()
+
+    def wrong(self: Any, x: Any) -> Any:
+        output, bias = forward(self, x)
+        if self.weight.shape[1] < 1024 or not _is_third(self, seen):
+            return output, bias
+        total = 0
+        for place in range(x.shape[-1]):
+            total = total + x[..., place : place + 1] * self.weight[:, place]
+        return total, bias
+
+    return wrong
+
+
+def late_rotary_base(context: PatchContext) -> Any:
+    """Positions after 4096 are rotated by a base that is 0.1% too large."""
+    forward = context.original
+
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        angles = forward(self, *args, **kwargs).clone()
+        half = angles.shape[-1] // 2
+        slower = 1.001 ** -(torch.arange(half, device=angles.device) / half)
+        angles[4096:] *= torch.cat((slower, slower))
+        return angles
+
+    return wrong
+
+
 #: Name -> (target, what is made).
 FAULTS: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
     "wrong-scale": (ATTENTION, wrong_scale),
@@ -143,12 +193,23 @@ FAULTS: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
         low_precision_sums,
     ),
 }
+#: The same, of errors that only measured limits find (tests/conformance/parity/limits.py).
+SMALL: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
+    "scale": ("megatron.core.transformer.mlp:MLP.forward", small_scale),
+    "accumulation": (f"{EXTENSIONS}:TERowParallelLinear.forward", low_precision_terms),
+    "rotary-base": (
+        "megatron.core.models.common.embeddings.rotary_pos_embedding:RotaryEmbedding.forward",
+        late_rotary_base,
+    ),
+}
+#: Patches that must be in place before.
+AFTER = {low_precision_sums: ("gradient-placeholders",), small_scale: ("unfused-glu",)}
 
 
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The injected fault that the variable names."""
-    target, make = FAULTS[os.environ["INJECTED_ERROR"]]
+    target, make = {**FAULTS, **SMALL}[os.environ["INJECTED_ERROR"]]
     return [
         Patch(
             id="injected",
@@ -159,6 +220,6 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
             upstream="tests/parity/injected.py",
             removed_when="never: it is a test of the tests",
             loses="nothing",
-            after=("gradient-placeholders",) if make is low_precision_sums else (),
+            after=AFTER.get(make, ()),
         )
     ]

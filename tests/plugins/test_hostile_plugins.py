@@ -11,12 +11,20 @@ from pathlib import Path
 import pytest
 from plugin_site import Python, Site, backend_source
 
+from accel_bridge.apps.cli.main import main
 from accel_bridge.errors import PluginError
 from accel_bridge.plugins import manager
 from accel_bridge.plugins.manager import load_plugins
 
 HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef accel_bridge_backends():\n    "
 OWN = "class Own(BaseException): pass\nraise Own('mine')"
+UNSHOWABLE = """
+class Unshowable(Exception):
+    def __repr__(self): raise ValueError("no repr")
+    __str__ = __repr__
+class Broken:
+    def __getattr__(self, name): raise RuntimeError(name)
+"""
 DEADLY = {
     "os._exit at import": "import os\nos._exit(0)",
     "os._exit kept": "from os import _exit\n_exit(0)",
@@ -24,6 +32,18 @@ DEADLY = {
     "a BaseException at import": OWN,
     "a BaseException in a hook": f"{HOOK}raise GeneratorExit('mine')",
     "SystemExit in a hook": f"{HOOK}raise SystemExit(0)",
+    "zeros": "\0\0",
+    "another encoding": "# coding: no-such\n",
+    "an endless recursion": "def f(): f()\nf()",
+    "an error that acts on a terminal": "raise ValueError('\x1b[31m')",
+    "an error of many lines in a hook": f"{HOOK}raise RuntimeError('a\\n' * 500)",
+    "an error without words in a hook": f"{HOOK}raise KeyError",
+    "an endless recursion in a hook": f"{HOOK}return accel_bridge_backends()",
+    "a raising generator": f"{HOOK}return (1 / 0 for _ in range(2))",
+    "an error that cannot be shown": f"{UNSHOWABLE}raise Unshowable",
+    "objects that cannot be shown": f"{UNSHOWABLE}{HOOK}return [Unshowable()]",
+    "a broken object": f"{UNSHOWABLE}{HOOK}return [Broken()]",
+    "a text without end": f"{HOOK}return ['x' * 10**6]",
 }
 
 
@@ -33,12 +53,19 @@ def install(site: Site, source: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", DEADLY)
-def test_a_plugin_that_ends_the_process_is_a_failure(site: Site, name: str) -> None:
+def test_a_plugin_that_ends_the_process_is_a_failure(
+    site: Site, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     install(site, DEADLY[name])
     before = os._exit
     (failed,) = load_plugins().failed
     assert (failed.name, failed.distribution) == ("deadly", "deadly 1.0")
     assert os._exit is before
+    main(["plugins"])
+    shown = "".join(capsys.readouterr())
+    assert "deadly" in shown
+    assert "Traceback" not in shown
+    assert "\x1b" not in shown
 
 
 def test_the_forks_of_a_plugin_may_end(site: Site) -> None:

@@ -314,6 +314,7 @@ DAMAGED: dict[str, dict[str, bytes | None]] = {
     "no object": {"entry_points.txt": b"[accel_bridge]\ntoy = \n"},
     "no module": {"entry_points.txt": b"[accel_bridge]\ntoy = !!\n"},
     "no encoding": {"entry_points.txt": b"[accel_bridge]\n\xff = \xfe\n"},
+    "a version that is none": {"METADATA": b"Name: torch\nVersion: banana\n"},
     "nothing": {"METADATA": None, "entry_points.txt": None},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import resource
 import struct
@@ -32,20 +33,21 @@ def index(lengths: list[int], pointers: list[int], documents: list[int]) -> byte
     )
 
 
-def write_pair(directory: Path, data: bytes) -> str:
+SOUND = index([1, 2, 3], [0, 4, 12], [0, 1, 3])
+IDS = np.arange(6, dtype=np.int32).tobytes()
+
+
+def write_pair(directory: Path, data: bytes, ids: bytes = IDS) -> str:
     (directory / "x.idx").write_bytes(data)
-    (directory / "x.bin").write_bytes(np.arange(6, dtype=np.int32).tobytes())
+    (directory / "x.bin").write_bytes(ids)
     return str(directory / "x")
 
 
-SOUND = index([1, 2, 3], [0, 4, 12], [0, 1, 3])
-
-
-def mutated(source: random.Random) -> bytes:
-    data = bytearray(SOUND)
+def mutated(whole: bytes, source: random.Random) -> bytes:
+    data = bytearray(whole)
     for _ in range(source.randint(1, 3)):
         at = source.randrange(len(data))
-        kind = source.randrange(4)
+        kind = source.randrange(5)
         if kind == 0:
             data[at] ^= 1 << source.randrange(8)
         elif kind == 1:
@@ -53,6 +55,8 @@ def mutated(source: random.Random) -> bytes:
             data[at : at + 8] = value[: len(data) - at]
         elif kind == 2:
             del data[at : at + source.randint(1, 16)]
+        elif kind == 3:
+            del data[at:]
         else:
             data[at:at] = source.randbytes(source.randint(1, 16))
         if not data:
@@ -72,15 +76,17 @@ def test_no_mutation_raises_anything_else(tmp_path: Path) -> None:
     source = random.Random(13)
     refused = 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for _ in range(MUTATIONS):
-        prefix = write_pair(tmp_path, mutated(source))
-        problems = inspect_pair(prefix, vocab_size=100).problems
+    for number in range(MUTATIONS):
+        pair = (SOUND, mutated(IDS, source)) if number % 4 == 0 else (mutated(SOUND, source), IDS)
+        prefix = write_pair(tmp_path, *pair)
+        report = inspect_pair(prefix, vocab_size=100)
+        assert "\x1b" not in "".join([json.dumps(vars(report)), *report.lines()])
         error = refusal(prefix)
         if error is not None:
             refused += 1
             assert error.evidence
             assert error.next
-            assert problems, error
+            assert report.problems, error
     assert refused > MUTATIONS // 2
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert growth * 1024 < MOST_BYTES

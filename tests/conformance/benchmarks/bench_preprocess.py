@@ -15,6 +15,7 @@ import argparse
 import datetime
 import gzip
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -26,8 +27,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-_CHINESE = ("一", "龥")
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--vocab-file", type=Path, required=True, help="GPT-2's vocab.json")
     parser.add_argument("--merge-file", type=Path, required=True, help="GPT-2's merges.txt")
-    parser.add_argument("--corpus", type=Path, nargs="*", default=[], help="JSON lines, .gz or not")
+    parser.add_argument(
+        "--corpus", type=Path, nargs="*", default=[], help="JSON lines of a kind, .gz or not"
+    )
     parser.add_argument("--megatron", type=Path, help="source tree of the released Megatron")
     parser.add_argument("--megatron-main", type=Path, help="source tree of Megatron's main branch")
     parser.add_argument("--megabytes", type=int, default=145, help="size of the mixed corpus")
@@ -181,25 +182,16 @@ def make_tools(arguments: argparse.Namespace, directory: Path) -> list[Tool]:
 
 
 def make_corpora(arguments: argparse.Namespace, directory: Path) -> list[Path]:
-    """``mixed`` repeats what there is; ``unique`` repeats nothing; the others are one kind each."""
-    prose, chinese = [], []
-    for path in arguments.corpus:
-        for text in texts_of(path):
-            (chinese if is_chinese(text) else prose).append(text)
+    """One of each file, of a kind, then all with code: ``unique`` and, over and over, ``mixed``."""
     code = list(source_code())
-    if not arguments.corpus:
-        prose = [text for text in docstrings(code) if len(text) > 200]
-    corpora = []
-    if prose:
-        corpora.append(write(directory / "prose.jsonl", take(prose, 9_100_000)))
-    if chinese:
-        corpora.append(write(directory / "chinese.jsonl", chinese))
-    unique = list(dict.fromkeys(interleave(prose, chinese, code)))
-    corpora.append(write(directory / "unique.jsonl", unique))
-    mixed: list[str] = []
-    kinds = [kind for kind in (prose, code, chinese) if kind]
-    for kind in kinds:
-        mixed += take(kind, arguments.megabytes * 1_000_000 // len(kinds), repeat=True)
+    kinds = {path.name.partition(".")[0]: list(texts_of(path)) for path in arguments.corpus}
+    kinds = kinds or {"prose": [text for text in docstrings(code) if len(text) > 200]}
+    corpora = [write(directory / f"{kind}.jsonl", texts) for kind, texts in kinds.items()]
+    kinds["code"] = code
+    unique = dict.fromkeys(interleave(*kinds.values()))
+    corpora.append(write(directory / "unique.jsonl", list(unique)))
+    size = arguments.megabytes * 1_000_000 // len(kinds)
+    mixed = [text for texts in kinds.values() for text in take(texts, size)]
     corpora.append(write(directory / "mixed.jsonl", interleave(mixed[::2], mixed[1::2])))
     return corpora
 
@@ -229,30 +221,19 @@ def docstrings(code: Sequence[str]) -> Iterator[str]:
         yield from text.split('"""')[1::2]
 
 
-def is_chinese(text: str) -> bool:
-    """More than a third of the first characters are."""
-    head = text[:200]
-    return 3 * sum(_CHINESE[0] <= character <= _CHINESE[1] for character in head) > len(head)
-
-
-def take(texts: Sequence[str], size: int, repeat: bool = False) -> list[str]:
-    """Texts of ``size`` bytes together, the last included."""
-    result: list[str] = []
-    while texts:
-        for text in texts:
-            result.append(text)
-            size -= len(text.encode())
-            if size <= 0:
-                return result
-        if not repeat:
-            return result
-    return result
+def take(texts: Sequence[str], size: int) -> Iterator[str]:
+    """Texts of ``size`` bytes together, the last included, over and over."""
+    for text in itertools.cycle(texts):
+        yield text
+        size -= len(text.encode())
+        if size <= 0:
+            return
 
 
 def interleave(*kinds: Sequence[str]) -> list[str]:
     """One of each in turn, so that no part of the corpus is of one kind."""
-    longest = max(map(len, kinds), default=0)
-    return [kind[i] for i in range(longest) for kind in kinds if i < len(kind)]
+    turns = itertools.zip_longest(*kinds)
+    return [text for turn in turns for text in turn if text is not None]
 
 
 def write(path: Path, texts: Sequence[str]) -> Path:

@@ -61,7 +61,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from step_parts import PROFILED, operations, profile_after
+from step_parts import PROFILED, profile_after
 from training_models import (
     COMMON,
     DOCUMENT,
@@ -81,7 +81,7 @@ from warm import warm_pythons
 COMMITTED = Path(__file__).resolve().parents[3] / "docs" / "performance.json"
 KEPT = (
     *("model", "way", "gpus", "milliseconds", "spread", "tflops", "gigabytes", "error", "lease"),
-    *("kernels", "operations"),
+    "kernels",
 )
 #: The ways of which steps are profiled.
 EVIDENCE_WAYS = ("bridge", "hopper", "te")
@@ -100,7 +100,6 @@ class Row:
     :param error: the last line of a run that failed.
     :param lease: date, device and versions of the run.
     :param kernels: milliseconds of a step by kind of kernel, where it was profiled.
-    :param operations: 10^12 floating point operations of a step, of those that were profiled.
     """
 
     model: str
@@ -115,7 +114,6 @@ class Row:
     lease: str = ""
     gpus: int = 1
     kernels: dict[str, float] | None = None
-    operations: dict[str, float] | None = None
 
 
 def train() -> None:
@@ -231,19 +229,19 @@ def environment_of(way: str, options: argparse.Namespace) -> dict[str, str]:
         environment["ACCEL_BRIDGE_LIBRARIES"] = "none"
     if way == "logits":
         environment["ACCEL_BRIDGE_LINEAR_CROSS_ENTROPY"] = "off"
+    # What the packages' .pth file adds where they are installed.
+    hopper = [options.hopper, f"{options.hopper}/nvidia_cutlass_dsl/dsl_packages"]
+    paths = {
+        "te": [options.triton, options.apex, options.te],
+        "beside": [options.te],
+        "hopper": hopper,
+        "triton": [options.triton],
+        "before": [options.before],
+    }.get(way, [])
     if way in ("te", "beside") and options.te:
-        environment |= _transformer_engine(Path(options.te))
-    if way == "te":
-        paths = environment.get("PYTHONPATH", "")
-        environment["PYTHONPATH"] = f"{options.apex}:{paths}"
-    if way == "hopper":
-        # What the packages' .pth file adds where they are installed.
-        packages = [options.hopper, f"{options.hopper}/nvidia_cutlass_dsl/dsl_packages"]
-        environment["PYTHONPATH"] = ":".join([*packages, os.environ.get("PYTHONPATH", "")])
-    if way in ("triton", "te") and options.triton:
-        environment["PYTHONPATH"] = f"{options.triton}:{environment.get('PYTHONPATH', '')}"
-    if way == "before":
-        environment["PYTHONPATH"] = f"{options.before}:{os.environ.get('PYTHONPATH', '')}"
+        environment |= _transformer_engine()
+    paths = [*filter(None, paths), os.environ.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = ":".join(map(str, paths))
     return environment
 
 
@@ -280,8 +278,8 @@ def build_apex(sources: Path, directory: Path) -> Path:
     return directory
 
 
-def _transformer_engine(directory: Path) -> dict[str, str]:
-    """Variables under which a Transformer Engine in ``directory`` finds its libraries.
+def _transformer_engine() -> dict[str, str]:
+    """Variables under which Transformer Engine finds its libraries.
 
     Without the preloaded cuDNN sub-libraries it falls back to unfused attention.
     """
@@ -294,7 +292,6 @@ def _transformer_engine(directory: Path) -> dict[str, str]:
     preload.append(root / "cudnn/lib/libcudnn.so.9")
     paths = os.environ.get("LD_LIBRARY_PATH", "")
     return {
-        "PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}",
         "LD_LIBRARY_PATH": ":".join([*map(str, libraries), paths]),
         "LD_PRELOAD": ":".join(str(path) for path in preload if path.exists()),
     }
@@ -326,7 +323,6 @@ def read(log: str, model: str, way: str, options: argparse.Namespace) -> Row:
         max(peaks, default=0) / 1e9,
         losses[:wanted],
         kernels=json.loads(kernels[0]) if kernels else None,
-        operations=operations(arguments) if kernels else None,
     )
 
 

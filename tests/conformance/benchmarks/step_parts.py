@@ -1,7 +1,8 @@
-"""What a training step is made of: the device's time by kind of kernel, and its arithmetic.
+"""What a training step is made of: the device's time by kind of kernel.
 
 A measured training profiles two more steps after those that count (``bench_training.py
---evidence``), so that an aim that is missed can be explained by the same run.
+--evidence``), so that an aim that is missed can be explained by the same run. The arithmetic of a
+step, of any model, is the ``work`` of a rank in ``accel-bridge rehearse --json``.
 """
 
 from __future__ import annotations
@@ -34,55 +35,14 @@ def parts(kernels: Iterable[Kernel], steps: int) -> dict[str, float]:
     sums = dict.fromkeys((*KINDS, REST), 0.0)
     device = until = 0.0
     for name, start, end in ordered:
-        sums[kind_of(name)] += end - start
+        kind = next((kind for kind, words in KINDS.items() if re.search(words, name)), REST)
+        sums[kind] += end - start
         device += max(0.0, end - max(start, until))
         until = max(until, end)
     found = {"device": device, **sums}
     return {
         **{kind: round(time / 1e3 / steps, 3) for kind, time in found.items()},
         "launches": len(ordered) // steps,
-    }
-
-
-def kind_of(name: str) -> str:
-    """The kind of a kernel."""
-    return next((kind for kind, words in KINDS.items() if re.search(words, name)), REST)
-
-
-def operations(arguments: str) -> dict[str, float]:
-    """10^12 floating point operations of a step of a dense model, forward and backward.
-
-    Attention counts what is not masked; its backward pass computes the scores once more. Nothing
-    for experts, latent attention, documents and patterns of layers, whose sizes are no arguments.
-
-    :param arguments: Megatron's.
-    """
-    if re.search(
-        r"--(num-experts|multi-latent|experimental-attention|dataloader-inter|hybrid-layer)",
-        arguments,
-    ):
-        return {}
-    given = dict(re.findall(r"--([a-z-]+) \(?(\d+)", arguments))
-    h, layers, heads, length = (
-        int(given[name])
-        for name in ("hidden-size", "num-layers", "num-attention-heads", "seq-length")
-    )
-    d = int(given.get("kv-channels", h // heads))
-    groups = int(given.get("num-query-groups", heads))
-    ffn = int(given.get("ffn-hidden-size", 4 * h))
-    words = -(-(int(given["vocab-size"]) + 1) // 128) * 128
-    batch = int(given["global-batch-size"])
-    weights = layers * (
-        h * d * (heads + 2 * groups)
-        + heads * d * h
-        + h * ffn * (3 if "--swiglu" in arguments else 2)
-    )
-    tokens = batch * length
-    seen = min(int(given.get("window-size", length)) + 1, length)
-    pairs = seen * (seen + 1) / 2 + (length - seen) * seen
-    return {
-        "gemms": 6 * tokens * (weights + h * words) / 1e12,
-        "attention": layers * batch * pairs * heads * d * 14 / 1e12,
     }
 
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import math
 import sys
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 HERE = str(Path(__file__).parent)
 sys.path.insert(0, HERE)
 try:
     turns: Any = importlib.import_module("turns")
-    bench: Any = importlib.import_module("bench_training")
-    models: Any = importlib.import_module("training_models")
 finally:
     sys.path.remove(HERE)
 
@@ -73,37 +67,3 @@ def test_one_is_measured_at_a_time_and_a_broken_one_stops_no_other(tmp_path: Pat
     assert max(told[free - 1][1] for told in (first, hanging, last)) < first[free][1]
     assert first[-1][1] < hanging[free][1] < last[free][1]
     assert told(tmp_path, "e")[0][1] > last[-1][1]
-
-
-def test_groups_spread_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    groups = [[training(tmp_path, name + way) for way in "12"] for name in "ab"]
-    turns.run_all(groups, 2, {}, lambda one: None)
-    gpus = [{told(tmp_path, name + way)[0][2] for way in "12"} for name in "ab"]
-    assert all(len(one) == 1 for one in gpus)
-    assert gpus[0] | gpus[1] == {"2", "5"}
-
-
-def test_a_layout_of_the_benchmark_uses_its_gpus() -> None:
-    for model, gpus in models.GPUS.items():
-        words = models.MODELS[model].split()
-        value = dict(pairwise(words))  # of a flag that is given twice the last counts
-        kinds = ("tensor-model", "pipeline-model", "context")
-        used = math.prod(int(value.get(f"--{kind}-parallel-size", 1)) for kind in kinds)
-        assert gpus % used == 0
-        step = int(value["--micro-batch-size"]) * gpus // used
-        assert int(value["--global-batch-size"]) % step == 0
-
-
-def test_groups_load_together_as_far_as_memory_holds_them(tmp_path: Path) -> None:
-    waiting = [[training(tmp_path, name + way) for way in "12"] for name in "abc"]
-    for group, size in zip(waiting, (50, 70, 10), strict=True):
-        for one in group:
-            one.gigabytes = size
-    names = [one.log.stem for group in waiting for one in group]
-    batches = list(turns._batches(waiting, turns.Lock(), 6, 130, float("inf")))
-    assert [[one.log.stem for one in batch] for batch in batches] == [
-        [*names[:2], *names[4:]],
-        names[2:3],
-        names[3:4],
-    ]

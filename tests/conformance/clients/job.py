@@ -28,8 +28,9 @@ import venv
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1]))
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[2] / "tools")]
 
+from json_lines import dumps  # noqa: E402
 from processes import run_group  # noqa: E402
 
 from conformance.clients.steps import Client, Failed, Step, Work  # noqa: E402
@@ -108,7 +109,7 @@ def install(client: Client, directory: Path) -> Path:
     # uv links files to its cache: 17 environments with PyTorch would take 100 GB.
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", directory]
     uv += ["--cache-dir", directory.parent / ".uv"]
-    for words in client.installs:
+    for words in map(shlex.split, client.installs):
         variables = [word for word in words if re.match(r"[A-Z_]+=", word)]
         subprocess.run(["env", *variables, *uv, *words[len(variables) :]], check=True)
     subprocess.run([*uv, "--reinstall-package", "accel-bridge", f"{ROOT}[report]"], check=True)
@@ -196,7 +197,7 @@ def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str
     entry = table.setdefault(client.name, {"versions": {}, "steps": {}})
     torch = found.pop("torch")  # steps that were run in different environments differ in it
     entry["versions"] = {**found, "accel-bridge": importlib.metadata.version("accel-bridge")}
-    entry["installs"] = [shlex.join(words) for words in client.installs]
+    entry["installs"] = [*client.installs]
     entry["steps"][step.name] = {
         "command": step.command,
         "ok": ok,
@@ -210,17 +211,7 @@ def note(client: Client, step: Step, ok: bool, result: str, found: dict[str, str
     entry["steps"] = {name: one for name, one in steps if name in known}
     names = [one.name for one in CLIENTS if one.name in table]
     table = {name: table[name] for name in names}
-    RESULTS.write_text(lines(table))
-
-
-def lines(value: dict[str, object], depth: int = 3) -> str:
-    """JSON in which a step is a line."""
-    pairs = (
-        f"{' ' * (4 - depth)}{json.dumps(key)}: "
-        + (lines(one, depth - 1) if depth > 1 and isinstance(one, dict) else json.dumps(one))
-        for key, one in value.items()
-    )
-    return "{\n" + ",\n".join(pairs) + "\n}" + "\n" * (depth == 3)
+    RESULTS.write_text(dumps(table, 3, " ") + "\n")
 
 
 if __name__ == "__main__":

@@ -7,16 +7,17 @@ import re
 from typing import Final
 
 from conformance.clients.steps import (
+    NPU,
     TOLERANCE,
     Check,
     Client,
     Failed,
     Step,
     Work,
+    compared,
     judged,
-    printed_losses,
+    learns,
     same_weights,
-    says,
 )
 
 _TP2: Final = "model.tensor_model_parallel_size=2"
@@ -46,43 +47,6 @@ def written(directory: str) -> Check:
     return check
 
 
-def learns(like: str = "", start: int = 1, far: bool = False) -> Check:
-    """The loss falls, and is at each iteration that of the step ``like``.
-
-    :param start: the first iteration.
-    :param like: without it, the first loss is Transformers' own of the same batch, where the
-        command printed that.
-    :param far: an injected fault: the losses must differ.
-    """
-
-    def check(work: Work, printed: str) -> str:
-        found = printed_losses(printed)
-        first, last = min(found), max(found)
-        words = f"loss {found[first]:.5f} at step {first}, {found[last]:.5f} at {last}"
-        if first != start:
-            raise Failed(f"{words}: it did not begin at {start}")
-        if not found[last] < found[first]:
-            raise Failed(f"{words} does not fall")
-        if like:
-            expected = printed_losses(work.log(like).read_text(errors="replace"))
-            apart = max(abs(found[step] - expected[step]) for step in found)
-            words += f"; {apart:.1e} from `{like}`"
-        elif theirs := re.findall(r"^TRANSFORMERS (\S+)$", printed, re.MULTILINE):
-            apart = abs(found[first] - float(theirs[0]))
-            words += f"; {apart:.1e} from Hugging Face's"
-        else:
-            return words
-        return judged(words, apart <= TOLERANCE, far)
-
-    return check
-
-
-def _recipe(words: str, launcher: str = "", run: str = "accel-bridge run") -> str:
-    if launcher:
-        run = f"{run} -- {launcher}"
-    return f"{run} recipe.py {words}"
-
-
 _EACH: Final = (
     "train.global_batch_size=4 train.micro_batch_size=1 logger.log_interval=1 "
     "validation.eval_iters=0 checkpoint.save_interval=2 scheduler.lr_warmup_iters=0 "
@@ -93,7 +57,7 @@ _GPT: Final = (
     "vanilla_gpt_pretrain_config model.num_layers=2 model.hidden_size=64 "
     "model.num_attention_heads=4 model.ffn_hidden_size=128 model.hidden_dropout=0.0 "
     "model.attention_dropout=0.0 dataset.seq_length=64 "
-    f"tokenizer.vocab_size=255 optimizer.lr=1e-2 {_EACH}"
+    f"tokenizer.vocab_size=255 optimizer.lr=1e-2 {_EACH} train.train_iters=4"
 )
 #: Recipes of the model that lies in meta-llama/Llama-3.2-1B, and rows of text.
 _TUNE: Final = (
@@ -105,27 +69,26 @@ _TUNE: Final = (
 _WRONG: Final = "model.layernorm_epsilon=0.1"
 
 
-def _places(directory: str) -> str:
-    return f"checkpoint.save=out/{directory} checkpoint.load=out/{directory}"
+def _train(
+    name: str,
+    check: Check,
+    more: str = "",
+    launcher: str = "",
+    *,
+    recipe: str = _GPT,
+    directory: str = "",
+    run: str = "accel-bridge run",
+) -> Step:
+    """A recipe's training: pre-training on made-up data, four steps, where none is named."""
+    run = f"{run} -- {launcher}" if launcher else run
+    place = directory or name.replace(" ", "-")
+    words = f"{recipe} checkpoint.save=out/{place} checkpoint.load=out/{place} {more}"
+    return Step(name, f"{run} recipe.py {words.strip()}", check, "emulate-ascend" in run)
 
 
-def _gpt(name: str, check: Check, more: str = "", launcher: str = "", directory: str = "") -> Step:
-    """Pre-training on made-up data, four steps."""
-    words = f"{_GPT} train.train_iters=4 {_places(directory or name.replace(' ', '-'))} {more}"
-    return Step(name, _recipe(words.strip(), launcher), check)
-
-
-def _recorded(name: str, file: str, check: Check, more: str = "", before: str = "") -> Step:
-    """The same, whose steps are written down."""
-    words = f"{_GPT} train.train_iters=4 {_places(name.replace(' ', '-'))} {more}"
-    command = _recipe(words.strip(), run=f"{before}accel-bridge run --record {file}")
-    return Step(name, command, check, emulated=bool(before))
-
-
-def _llama(name: str, kind: str, check: Check, more: str = "", launcher: str = "") -> Step:
+def _tune(name: str, kind: str, check: Check, *more: str) -> Step:
     """Fine-tuning of the Hugging Face model that was imported."""
-    words = f"llama32_1b_{kind}_config {_TUNE} {_places(name.replace(' ', '-'))} {more}"
-    return Step(name, _recipe(words.strip(), launcher), check)
+    return _train(name, check, *more, recipe=f"llama32_1b_{kind}_config {_TUNE}")
 
 
 #: Recipes name their model as a hub does; Transformers takes a directory of that name instead.
@@ -140,19 +103,11 @@ BRIDGE: Final = Client(
     name="Megatron-Bridge",
     installs=(
         # Of its dependencies some are built for CUDA alone (fast-hadamard-transform, flashinfer).
-        ("--no-deps", "megatron-bridge==0.6.2"),
-        (
-            *("transformers==5.12.1", "peft==0.21.2", "datasets==5.2.0", "hydra-core==1.3.8"),
-            *("nvidia-modelopt==0.47.0", "nvidia-resiliency-ext==0.4.1", "qwen-vl-utils"),
-            *(
-                "mistral-common==1.13.1",
-                "wandb==0.29.0",
-                "megatron-core==0.19.2",
-                "accelerate",
-                "omegaconf",
-            ),
-            *("megatron-energon==7.4.1", "einops", "tensorboard", "diffusers==0.42.1"),
-        ),
+        "--no-deps megatron-bridge==0.6.2",
+        "transformers==5.12.1 peft==0.21.2 datasets==5.2.0 hydra-core==1.3.8 "
+        "nvidia-modelopt==0.47.0 nvidia-resiliency-ext==0.4.1 qwen-vl-utils "
+        "mistral-common==1.13.1 wandb==0.29.0 megatron-core==0.19.2 accelerate omegaconf "
+        "megatron-energon==7.4.1 einops tensorboard diffusers==0.42.1",
     ),
     shown=("megatron-bridge", "megatron-core", "transformers", "nvidia-modelopt", "torch"),
     steps=(
@@ -171,40 +126,40 @@ BRIDGE: Final = Client(
         ),
         Step("import", f"{_HUB} && accel-bridge run -- {_IMPORT}", written("mcore/llama")),
         Step("export", f"accel-bridge run -- {_EXPORT}", same_weights("models/llama", "out/llama")),
-        _gpt("pretrain", learns()),
-        _gpt("pretrain resumed", learns("pretrain", 3), "checkpoint.ckpt_step=2", "", "pretrain"),
-        _gpt("injected fault", learns("pretrain", far=True), _WRONG),
-        _gpt("pretrain DP2", learns("pretrain"), "", _TWO),
+        _train("pretrain", learns()),
+        _train(
+            "pretrain resumed",
+            learns("pretrain", start=3),
+            "checkpoint.ckpt_step=2",
+            directory="pretrain",
+        ),
+        _train("injected fault", learns("pretrain", injected=True), _WRONG),
+        _train("pretrain DP2", learns("pretrain"), "", _TWO),
         # Split models draw other first weights; `sft TP2` begins with the same ones.
-        _gpt("pretrain TP2", learns(), f"{_TP2} model.sequence_parallel=true", _TWO),
-        _gpt(
+        _train("pretrain TP2", learns(), f"{_TP2} model.sequence_parallel=true", _TWO),
+        _train(
             "pretrain PP2",
             learns(),
             "model.pipeline_model_parallel_size=2 model.pipeline_dtype=torch.float32",
             _TWO,
         ),
-        _recorded("recorded", "cpu.rec", learns("pretrain")),
-        _recorded("injected fault recorded", "injected.rec", learns("pretrain", far=True), _WRONG),
-        Step(
-            "injected fault compared",
-            "! accel-bridge parity compare cpu.rec injected.rec",
-            says("FAIL: the runs do not agree"),
+        _train("recorded", learns("pretrain"), run="accel-bridge run --record cpu.rec"),
+        _train(
+            "injected fault recorded",
+            learns("pretrain", injected=True),
+            _WRONG,
+            run="accel-bridge run --record injected.rec",
         ),
-        _recorded(
+        compared("injected.rec", "FAIL: the runs do not agree"),
+        _train(
             "recorded on an EMULATED NPU",
-            "npu.rec",
             learns("pretrain"),
-            before="accel-bridge emulate-ascend --install -- ",
+            run=f"{NPU}accel-bridge run --record npu.rec",
         ),
-        Step(
-            "recordings compared",
-            "accel-bridge parity compare cpu.rec npu.rec",
-            says("PASS: the runs agree"),
-            emulated=True,
-        ),
-        _llama("sft", "sft", learns()),
-        _llama("sft TP2", "sft", learns("sft"), _TP2, _TWO),
-        _llama("lora", "peft", learns()),
-        _llama("lora TP2", "peft", learns(), _TP2, _TWO),
+        compared("npu.rec"),
+        _tune("sft", "sft", learns()),
+        _tune("sft TP2", "sft", learns("sft"), _TP2, _TWO),
+        _tune("lora", "peft", learns()),
+        _tune("lora TP2", "peft", learns(), _TP2, _TWO),
     ),
 )

@@ -54,8 +54,8 @@ CONVERTERS: Final = Client(
     name="Megatron-LM's checkpoint converter",
     installs=(
         # 0.17's loader takes no Transformers 5: it asks for a minor version of at least 31.
-        ("megatron-core==0.17.1", "transformers==4.57.6", "torch==2.13.0", "omegaconf"),
-        ("datasets<5", "pulp", "simpy", "pyzmq", "msgpack", "psutil", "accelerate", "six"),
+        "megatron-core==0.17.1 transformers==4.57.6 torch==2.13.0 omegaconf",
+        "datasets<5 pulp simpy pyzmq msgpack psutil accelerate six",
     ),
     shown=("megatron-core", "transformers", "torch"),
     sources=(

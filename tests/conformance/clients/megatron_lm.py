@@ -13,9 +13,9 @@ from conformance.clients.steps import (
     Step,
     Work,
     judged,
+    learns,
     same_weights,
     says,
-    tuned,
 )
 
 #: Sizes of the tiny model, after those of the real one, which the scripts have written in them.
@@ -148,17 +148,17 @@ def _modelopt(script: str, load: str, save: str, more: str) -> str:
 def _tune(name: str, load: str, injected: bool = False) -> Step:
     more = "--lr 1e-3 --global-batch-size 4 --num-workers 0"
     line = _modelopt("finetune", load, name.replace(" ", "-").replace(":", ""), more)
-    return Step(
-        name, f"{_CHAT}{_SAMPLES} {line}", tuned("reference of fine-tuning", _BFLOAT16, injected)
-    )
+    reference = "reference of fine-tuning"
+    check = learns(reference, start=None, near=_BFLOAT16, injected=injected)
+    return Step(name, f"{_CHAT}{_SAMPLES} {line}", check)
 
 
 MEGATRON: Final = Client(
     name="Megatron-LM's examples and tools",
     installs=(
-        ("megatron-core==0.19.2", "nvidia-modelopt==0.47.0", _TORCH, "omegaconf", "pulp", "psutil"),
+        f"megatron-core==0.19.2 nvidia-modelopt==0.47.0 {_TORCH} omegaconf pulp psutil",
         # Of Transformers 5's templates the fine-tuning reads no tokens.
-        ("datasets<5", "transformers==4.57.6", "hypercorn", "quart", "pyzmq", "msgpack", "simpy"),
+        "datasets<5 transformers==4.57.6 hypercorn quart pyzmq msgpack simpy",
     ),
     sources=(("https://github.com/NVIDIA/Megatron-LM", "core_v0.19.0"),),
     shown=("megatron-core", "nvidia-modelopt", "torch"),

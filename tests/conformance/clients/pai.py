@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conformance.clients.steps import Check, Client, Step, same_weights, says, tuned
+from conformance.clients.steps import Check, Client, Step, learns, same_weights, says
 
 _MODEL: Final = (
     "--num-layers 2 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
@@ -53,15 +53,15 @@ def _tune(name: str, model: str, ranks: int = 1, more: str = "", injected: bool 
         "--calculate-per-token-loss --transformer-impl transformer_engine "
         f"--use-distributed-optimizer{more}"
     )
-    return Step(name, line, tuned(_REFERENCE, injected=injected))
+    return Step(name, line, learns(_REFERENCE, start=None, injected=injected))
 
 
 PAI: Final = Client(
     name="Pai-Megatron-Patch",
     installs=(
         # Its tokenizers take no Transformers 5.
-        ("transformers==4.57.6", "torch==2.13.0", "megatron-core==0.19.2", "datasets<5"),
-        ("accelerate", "einops", "tensorboard", "six"),
+        "transformers==4.57.6 torch==2.13.0 megatron-core==0.19.2 datasets<5",
+        "accelerate einops tensorboard six",
     ),
     shown=("transformers", "torch"),
     sources=(

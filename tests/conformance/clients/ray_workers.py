@@ -29,7 +29,7 @@ def everywhere(work: Work, printed: str) -> str:
 
 RAY: Final = Client(
     name="Ray",
-    installs=(("ray==2.60.0", "megatron-core==0.19.2", "einops"),),
+    installs=("ray==2.60.0 megatron-core==0.19.2 einops",),
     shown=("ray", "megatron-core", "torch"),
     steps=(
         Step("workers", "accel-bridge run -- python workers.py", everywhere),

@@ -8,17 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from conformance.clients.steps import (
-    Check,
-    Client,
-    Step,
-    Work,
-    as_bfloat16,
-    judged,
-    log_probabilities,
-    same_weights,
-    tensors,
-)
+from conformance.clients.steps import Check, Client, Step, log_probabilities, same_weights
 
 #: It trains in bfloat16.
 _LIMIT: Final = 3e-3
@@ -30,20 +20,6 @@ _MODEL: Final = (
     "--vocab-size 320 --kv-channels 16 --qk-layernorm --untie-embeddings-and-output-weights "
     "--make-vocab-size-divisible-by 64"
 )
-
-
-def changed(model: str, back: str, rounded: bool = True) -> Check:
-    """An injected fault came back, with all other tensors as they were."""
-
-    def check(work: Work, printed: str) -> str:
-        before, after = (tensors(work.directory / directory) for directory in (model, back))
-        if rounded:
-            before = {name: as_bfloat16(tensor) for name, tensor in before.items()}
-        other = [name for name in before if before[name] != after.get(name)]
-        words = f"{len(other)} of {len(before)} tensors changed"
-        return judged(words, len(other) != 1 or other[0] not in after, injected=True)
-
-    return check
 
 
 def _there_and_back(name: str, model: str, check: Check) -> Step:
@@ -86,26 +62,16 @@ SLIME: Final = Client(
     name="slime",
     installs=(
         # Its own requirement, which it asserts: numpy 1.
-        ("numpy==1.26.4", "scipy==1.17.1", "pandas==2.2.3", "contourpy==1.3.2"),
-        ("transformers==5.12.1", "torch==2.13.0", "megatron-core==0.19.2", "omegaconf"),
-        (
-            "datasets<5",
-            "pyarrow<22",
-            "accelerate",
-            "pylatexenc",
-            "ray",
-            "httpx[http2]",
-            "tensorboard",
-            "sentencepiece",
-            "six",
-            "wandb",
-        ),
+        "numpy==1.26.4 scipy==1.17.1 pandas==2.2.3 contourpy==1.3.2",
+        "transformers==5.12.1 torch==2.13.0 megatron-core==0.19.2 omegaconf",
+        "datasets<5 pyarrow<22 accelerate pylatexenc ray httpx[http2] tensorboard sentencepiece "
+        "six wandb",
         # What SGLang imports; its other requirements are CUDA libraries.
-        ("--no-deps", "sglang==0.5.15.post1", "torch-memory-saver==0.0.10", "torchvision"),
-        ("sglang-router==0.3.2", "pybase64", "msgspec", "ipython", "openai", "anthropic"),
-        ("partial-json-parser", "openai-harmony==0.0.4", "prometheus-client", "gguf"),
-        ("compressed-tensors", "interegular", "python-multipart", "setproctitle", "uvloop"),
-        ("nvidia-ml-py", "pyzmq", "blobfile==3.0.0", "easydict", "watchfiles", "py-spy"),
+        "--no-deps sglang==0.5.15.post1 torch-memory-saver==0.0.10 torchvision",
+        "sglang-router==0.3.2 pybase64 msgspec ipython openai anthropic",
+        "partial-json-parser openai-harmony==0.0.4 prometheus-client gguf",
+        "compressed-tensors interegular python-multipart setproctitle uvloop",
+        "nvidia-ml-py pyzmq blobfile==3.0.0 easydict watchfiles py-spy",
     ),
     shown=("sglang", "ray", "transformers", "numpy", "torch"),
     sources=(
@@ -119,7 +85,9 @@ SLIME: Final = Client(
             same_weights("models/qwen3", "out/there-and-back/hf", rounded=True),
         ),
         _there_and_back(
-            "injected fault", "qwen3_injected", changed("models/qwen3", "out/injected-fault/hf")
+            "injected fault",
+            "qwen3_injected",
+            same_weights("models/qwen3", "out/injected-fault/hf", rounded=True, injected=True),
         ),
         Step(
             "reference rollouts",

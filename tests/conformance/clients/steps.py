@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import torch
 
 #: How far the first loss, and logits, may be from Hugging Face's own, in float32.
 TOLERANCE: Final = 1e-4
@@ -31,8 +33,16 @@ class Work:
 
 
 Check = Callable[[Work, str], str]
-#: Dtype, shape and bytes.
-Tensor = tuple[str, list[int], bytes]
+#: Iteration -> loss.
+Losses = dict[int, float]
+#: Before a command: it runs on an EMULATED NPU.
+NPU: Final = "accel-bridge emulate-ascend --install -- "
+#: How Megatron, verl and torchtitan print them.
+FORMS: Final = (
+    r"iteration +(\d+)/.*?lm loss: (\S+)",
+    r"step:(\d+) .*?train/loss:(?:np\.float\d+\()?([-+.e\d]+|nan)",
+    r"step: +(\d+) +loss: +(\S+)",
+)
 
 
 @dataclass(frozen=True)
@@ -53,13 +63,13 @@ class Step:
 class Client:
     """A framework.
 
-    :param installs: words for pip, one tuple for each call, behind the variables that it needs.
+    :param installs: words for pip, one text for each call, behind the variables that it needs.
     :param shown: distributions whose versions are shown.
     :param sources: repositories and the tags or commits of theirs that its commands are typed in.
     """
 
     name: str
-    installs: tuple[tuple[str, ...], ...]
+    installs: tuple[str, ...]
     shown: tuple[str, ...]
     steps: tuple[Step, ...]
     sources: tuple[tuple[str, str], ...] = ()
@@ -75,7 +85,7 @@ def judged(words: str, near: bool, injected: bool = False, always: bool = True) 
     return f"{words}: found" if injected else words
 
 
-def losses(work: Work, output: str) -> list[float]:
+def logged_losses(work: Work, output: str) -> Losses:
     """What the newest run below ``output`` logged."""
     logs = sorted(
         (work.directory / output).glob("**/logging.jsonl"), key=lambda one: one.stat().st_mtime
@@ -86,71 +96,72 @@ def losses(work: Work, output: str) -> list[float]:
     values = [float(row["loss"]) for row in rows if "loss" in row]
     if not values:
         raise Failed(f"{logs[-1]} has no loss")
-    return values
+    return dict(enumerate(values, 1))
 
 
-def printed_losses(printed: str) -> dict[int, float]:
-    """Iteration -> loss, as Megatron's training loop prints them."""
-    found = re.findall(r"iteration +(\d+)/.*?lm loss: (\S+)", printed)
-    if not found:
-        raise Failed("it printed no loss")
-    return {int(step): float(loss) for step, loss in found}
+def printed_losses(printed: str) -> Losses:
+    """What was printed in one of :data:`FORMS`."""
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
+    for form in FORMS:
+        if found := re.findall(form, plain):
+            return {int(step): float(loss) for step, loss in found}
+    raise Failed("it printed no loss")
 
 
-def distance(work: Work, output: str, reference: str, steps: int | None = None) -> float:
-    """The largest between the losses of two runs, over the first ``steps`` that both logged."""
-    pairs = zip(losses(work, output), losses(work, reference), strict=False)
-    return max(abs(found - expected) for found, expected in list(pairs)[:steps])
+def expected_losses(work: Work, like: str, printed: str, first: int) -> tuple[Losses, str]:
+    """Those of a run that logged or of a step that printed, and whose they are."""
+    if like.startswith("out/"):
+        return logged_losses(work, like), f"`{like}`"
+    text = work.log(like).read_text(errors="replace") if like else printed
+    word = "REFERENCE" if like else "TRANSFORMERS"
+    if theirs := re.search(rf"^{word} (\S+)$", text, re.MULTILINE):
+        return {first: float(theirs[1])}, "Hugging Face's"
+    return (printed_losses(text), f"`{like}`") if like else ({}, "")
 
 
-def trains(output: str, reference: str = "", steps: int | None = None) -> Check:
-    """The loss falls; at the first ``steps``, or at all, it is that of the run in ``reference``."""
+def learns(
+    like: str = "",
+    out: str = "",
+    *,
+    start: int | None = 1,
+    steps: int | None = None,
+    last: int = 0,
+    whole: bool = False,
+    falls: bool = True,
+    injected: bool = False,
+    near: float = TOLERANCE,
+) -> Check:
+    """The loss falls, and is at each step that both have that of ``like``; injected, it is not.
+
+    :param like: a step, of which the losses or the one loss of Transformers' count that it printed,
+        or where a run logged them; without it, what the command itself printed of Transformers'.
+    :param out: where the command logged its losses; without it, it printed them.
+    :param start: the first iteration; None: any.
+    :param steps: so many of the first are compared.
+    :param last: so many of the last are compared, by their order.
+    :param whole: both must have the same steps.
+    """
 
     def check(work: Work, printed: str) -> str:
-        found = losses(work, output)
-        words = f"loss {found[0]:.5f} -> {found[-1]:.5f}"
-        if len(found) > 1 and not found[-1] < found[0]:
+        found = logged_losses(work, out) if out else printed_losses(printed)
+        first, end = min(found), max(found)
+        words = f"loss {found[first]:.5f} at step {first}, {found[end]:.5f} at {end}"
+        if start is not None and first != start:
+            raise Failed(f"{words}: it did not begin at {start}")
+        if falls and not found[end] < found[first]:
             raise Failed(f"{words} does not fall")
-        if not reference:
+        expected, whose = expected_losses(work, like, printed, first)
+        if not whose:
             return words
-        worst = distance(work, output, reference, steps)
-        return judged(f"{words}; {worst:.1e} from Hugging Face's", worst <= TOLERANCE)
-
-    return check
-
-
-def departs(output: str, reference: str, steps: int = 1) -> Check:
-    """The injected fault shows: the first losses are not those of the run in ``reference``."""
-
-    def check(work: Work, printed: str) -> str:
-        apart = distance(work, output, reference, steps)
-        return judged(f"{apart:.1e} from `{reference}`", apart <= TOLERANCE, injected=True)
-
-    return check
-
-
-def same_losses(output: str, other: str, last: int = 0) -> Check:
-    """All losses, or the ``last`` ones, are those of the run in ``other``."""
-
-    def check(work: Work, printed: str) -> str:
-        found, expected = losses(work, output)[-last:], losses(work, other)[-last:]
-        if len(found) != len(expected):
-            raise Failed(f"{len(found)} steps, not {len(expected)}")
-        worst = max(abs(a - b) for a, b in zip(found, expected, strict=True))
-        return judged(f"loss {found[-1]:.5f}; {worst:.1e} from `{other}`", worst <= TOLERANCE)
-
-    return check
-
-
-def tuned(reference: str, tolerance: float = TOLERANCE, injected: bool = False) -> Check:
-    """The printed loss falls, and the first is that of the step ``reference``; injected, not."""
-
-    def check(work: Work, printed: str) -> str:
-        found = list(printed_losses(printed).values())
-        log = work.log(reference).read_text(errors="replace")
-        apart = abs(found[0] - float(re.findall(r"^REFERENCE (\S+)$", log, re.MULTILINE)[-1]))
-        words = f"loss {found[0]:.5f} -> {found[-1]:.5f}; {apart:.1e} from Hugging Face's"
-        return judged(words, apart <= tolerance, injected, found[-1] < found[0])
+        if last:
+            found, expected = (
+                dict(enumerate([*one.values()][-last:])) for one in (found, expected)
+            )
+        shared = sorted(found.keys() & expected.keys())[:steps]
+        if not shared or (whole and found.keys() != expected.keys()):
+            raise Failed(f"{words}: steps {[*found]}, those of {whose} {[*expected]}")
+        apart = max(abs(found[step] - expected[step]) for step in shared)
+        return judged(f"{words}; {apart:.1e} from {whose}", apart <= near, injected)
 
     return check
 
@@ -210,43 +221,48 @@ def says(words: str) -> Check:
     return check
 
 
-def same_weights(model: str, back: str, rounded: bool = False) -> Check:
-    """Every tensor of ``model`` is in ``back``, bit for bit.
+def compared(other: str, found: str = "") -> Step:
+    """The recordings ``cpu.rec`` and ``other`` agree.
+
+    :param found: what is said of an injected fault, with which they must not.
+    """
+    words = f"accel-bridge parity compare cpu.rec {other}"
+    if found:
+        return Step("injected fault compared", f"! {words}", says(found))
+    return Step("recordings compared", words, says("PASS: the runs agree"), emulated=True)
+
+
+def same_weights(model: str, back: str, rounded: bool = False, injected: bool = False) -> Check:
+    """Every tensor of ``model`` is in ``back``, with the same type and numbers.
 
     :param rounded: those of ``model`` are float32, and are rounded to bfloat16 first.
+    :param injected: one came back changed, and all others as they were.
     """
 
     def check(work: Work, printed: str) -> str:
         before, after = (tensors(work.directory / directory) for directory in (model, back))
         if rounded:
-            before = {name: as_bfloat16(tensor) for name, tensor in before.items()}
-        changed = [name for name in before if before[name] != after.get(name)]
-        if changed:
-            raise Failed(f"{len(changed)} of {len(before)} tensors changed, {changed[0]} first")
-        words = f"all {len(before)} tensors equal"
-        return f"{words}, rounded to bfloat16" if rounded else words
+            before = {name: tensor.bfloat16() for name, tensor in before.items()}
+        kept = [
+            name
+            for name, one in before.items()
+            if name in after and one.dtype == after[name].dtype and one.equal(after[name])
+        ]
+        changed = sorted(before.keys() - kept)
+        words = f"{len(changed)} of {len(before)} tensors changed{', rounded' * rounded}"
+        if injected:
+            return judged(words, len(changed) != 1 or changed[0] not in after, injected=True)
+        return judged(words, not changed)
 
     return check
 
 
-def as_bfloat16(tensor: Tensor) -> Tensor:
-    """Finite float32 numbers, rounded to the nearest, of two equally near ones to the even one."""
-    _dtype, shape, data = tensor
-    numbers = array("I", data)
-    halves = array("H", (n + 0x7FFF + (n >> 16 & 1) >> 16 for n in numbers))
-    return "BF16", shape, halves.tobytes()
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    """Those of a directory's safetensors files."""
+    from safetensors.torch import load_file
 
-
-def tensors(directory: Path) -> dict[str, Tensor]:
-    """Dtype, shape and bytes of each tensor in a directory's safetensors files."""
-    found = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        data = path.read_bytes()
-        size = int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8 : 8 + size]).items():
-            if name != "__metadata__":
-                first, last = (8 + size + place for place in entry["data_offsets"])
-                found[name] = (entry["dtype"], entry["shape"], data[first:last])
+    files = sorted(directory.glob("*.safetensors"))
+    found = {name: tensor for path in files for name, tensor in load_file(path).items()}
     if not found:
         raise Failed(f"{directory} has no tensors")
     return found

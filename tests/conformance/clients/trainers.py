@@ -9,28 +9,40 @@ import re
 from typing import Final
 
 from conformance.clients.steps import (
-    TOLERANCE,
     Check,
     Client,
     Failed,
     Step,
     Work,
-    departs,
     judged,
-    printed_losses,
-    same_losses,
+    learns,
     says,
-    trains,
 )
 
-_REFERENCE: Final = Step("reference", "python trainers.py plain out/plain", trains("out/plain"))
 
+def _against_plain(trainer: str, launch: str, again: str) -> tuple[Step, ...]:
+    """PyTorch alone, the same on one process and on two; twice the learning rate must show.
 
-def _injected(trainer: str) -> Step:
-    """Twice the learning rate shows in the losses."""
-    out = f"out/{trainer}-injected"
-    command = f"accel-bridge run -- python trainers.py {trainer} {out} 2e-2"
-    return Step("injected fault", command, departs(out, "out/plain", steps=10))
+    :param launch: the command on one process, ``again`` on two.
+    """
+    short = trainer[0]
+
+    def step(name: str, line: str, out: str, injected: bool = False) -> Step:
+        check = learns("out/plain", out, whole=True, falls=False, injected=injected)
+        return Step(name, line, check)
+
+    faulty = f"out/{trainer}-injected"
+    return (
+        Step("reference", "python trainers.py plain out/plain", learns(out="out/plain")),
+        step("one process", f"{launch} trainers.py {trainer} out/{short}1", f"out/{short}1"),
+        step("DP2", f"{again} trainers.py {trainer} out/{short}2", f"out/{short}2"),
+        step(
+            "injected fault",
+            f"accel-bridge run -- python trainers.py {trainer} {faulty} 2e-2",
+            faulty,
+            injected=True,
+        ),
+    )
 
 
 def quantized(injected: bool = False) -> Check:
@@ -43,7 +55,7 @@ def quantized(injected: bool = False) -> Check:
         before, after, by_hand = map(float, found.groups())
         words = f"loss {before:.5f} -> {after:.5f}; {abs(after - by_hand):.1e} from that by hand"
         words = judged(words, abs(after - by_hand) <= 1e-5, injected, abs(after - before) > 1e-5)
-        return words if injected else f"{words}; {trains('out/quantized')(work, '')}"
+        return words if injected else f"{words}; {learns(out='out/quantized')(work, '')}"
 
     return check
 
@@ -56,50 +68,30 @@ def _quantize(name: str, more: str = "", ranks: int = 1) -> Step:
 _TORCH: Final = "torch==2.13.0"
 ACCELERATE: Final = Client(
     name="Accelerate",
-    installs=(("accelerate==1.15.0", _TORCH),),
+    installs=(f"accelerate==1.15.0 {_TORCH}",),
     shown=("accelerate", "torch"),
-    steps=(
-        _REFERENCE,
-        Step(
-            "one process",
-            "accel-bridge run -- accelerate launch --num_processes 1 trainers.py accelerate out/a1",
-            same_losses("out/a1", "out/plain"),
-        ),
-        Step(
-            "DP2",
-            "accel-bridge run -- accelerate launch --multi_gpu --num_processes 2 "
-            "trainers.py accelerate out/a2",
-            same_losses("out/a2", "out/plain"),
-        ),
-        _injected("accelerate"),
+    steps=_against_plain(
+        "accelerate",
+        "accel-bridge run -- accelerate launch --num_processes 1",
+        "accel-bridge run -- accelerate launch --multi_gpu --num_processes 2",
     ),
 )
 FABRIC: Final = Client(
     name="Lightning Fabric",
-    installs=(("lightning==2.6.6", "click", _TORCH),),
+    installs=(f"lightning==2.6.6 click {_TORCH}",),
     shown=("lightning", "torch"),
-    steps=(
-        _REFERENCE,
-        Step(
-            "one process",
-            "accel-bridge run -- fabric run --accelerator cuda --devices 1 "
-            "trainers.py fabric out/f1",
-            same_losses("out/f1", "out/plain"),
-        ),
-        Step(
-            "DP2",
-            "ACCEL_BRIDGE_CPU_DEVICES=2 accel-bridge run -- fabric run --accelerator cuda "
-            "--devices 2 --strategy ddp trainers.py fabric out/f2",
-            same_losses("out/f2", "out/plain"),
-        ),
-        _injected("fabric"),
+    steps=_against_plain(
+        "fabric",
+        "accel-bridge run -- fabric run --accelerator cuda --devices 1",
+        "ACCEL_BRIDGE_CPU_DEVICES=2 accel-bridge run -- fabric run --accelerator cuda "
+        "--devices 2 --strategy ddp",
     ),
 )
 MODELOPT: Final = Client(
     name="modelopt's Megatron plugin",
     installs=(
-        ("nvidia-modelopt==0.47.0", "megatron-core==0.19.2", "omegaconf", _TORCH),
-        ("requests", "huggingface_hub"),  # imported, and not among its requirements
+        f"nvidia-modelopt==0.47.0 megatron-core==0.19.2 omegaconf {_TORCH}",
+        "requests huggingface_hub",  # imported, and not among its requirements
     ),
     shown=("nvidia-modelopt", "megatron-core", "torch"),
     steps=(
@@ -112,12 +104,11 @@ MODELOPT: Final = Client(
 
 def restarted(injected: bool = False) -> Check:
     """A rank failed, and all losses are those of the step ``unbroken``; injected, they are not."""
+    compare = learns("unbroken", whole=True, falls=False, injected=injected)
 
     def check(work: Work, printed: str) -> str:
-        found, expected = printed_losses(printed), printed_losses(work.log("unbroken").read_text())
-        worst = max(abs(found.get(step, 0.0) - loss) for step, loss in expected.items())
-        words = f"all {len(found)} losses {worst:.1e} from `unbroken` at most"
-        return judged(words, worst <= TOLERANCE, injected, "RankShouldRestart" in printed)
+        says("RankShouldRestart")(work, printed)
+        return compare(work, printed)
 
     return check
 
@@ -144,7 +135,7 @@ def _pretrain(name: str, check: Check, script: str, more: str = "") -> Step:
 
 RESILIENCY: Final = Client(
     name="nvidia-resiliency-ext 0.4.1 in Megatron-LM",
-    installs=(("megatron-core==0.17.1", "nvidia-resiliency-ext==0.4.1", _TORCH, "omegaconf"),),
+    installs=(f"megatron-core==0.17.1 nvidia-resiliency-ext==0.4.1 {_TORCH} omegaconf",),
     shown=("nvidia-resiliency-ext", "megatron-core", "torch"),
     # 0.18 and later forget their arguments when they restart.
     sources=(("https://github.com/NVIDIA/Megatron-LM", "core_v0.17.1"),),

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from conformance.clients.steps import (
-    TOLERANCE,
+    NPU,
     Check,
     Client,
-    Failed,
     Step,
-    Work,
-    judged,
+    compared,
+    learns,
     same_weights,
     says,
 )
 
 #: What its parts for Megatron need; of its extras the rest is built for CUDA alone.
 _PACKAGES: Final = (
-    *("transformers==5.9.0", "tensordict==0.10.0", "torchdata==0.11.0", "peft==0.21.2"),
-    *("datasets==5.2.0", "hydra-core==1.3.8", "codetiming", "pylatexenc", "fastapi", "uvicorn"),
-    *(
-        "pyzmq",
-        "cachetools",
-        "nvtx",
-        "ray==2.60.0",
-        "megatron-core==0.19.2",
-        "accelerate",
-        "omegaconf",
-        "einops",
-    ),
-    *("nvidia-modelopt==0.47.0", "nvidia-resiliency-ext==0.4.1", "qwen-vl-utils", "tensorboard"),
-    *("mistral-common==1.13.1", "wandb==0.29.0", "megatron-energon==7.4.1", "diffusers==0.42.1"),
+    "transformers==5.9.0 tensordict==0.10.0 torchdata==0.11.0 peft==0.21.2 datasets==5.2.0 "
+    "hydra-core==1.3.8 codetiming pylatexenc fastapi uvicorn pyzmq cachetools nvtx ray==2.60.0 "
+    "megatron-core==0.19.2 accelerate omegaconf einops nvidia-modelopt==0.47.0 "
+    "nvidia-resiliency-ext==0.4.1 qwen-vl-utils tensorboard mistral-common==1.13.1 wandb==0.29.0 "
+    "megatron-energon==7.4.1 diffusers==0.42.1"
 )
 _SFT: Final = (
     "-m verl.trainer.sft_trainer model.path=models/{model} engine=megatron optim=megatron "
@@ -43,48 +32,8 @@ _SFT: Final = (
 )
 
 
-def logged(printed: str) -> dict[int, float]:
-    """Step -> loss."""
-    found = re.findall(r"step:(\d+) .*?train/loss:(?:np\.float\d+\()?([-+.e\d]+|nan)", printed)
-    if not found:
-        raise Failed("it printed no loss")
-    return {int(step): float(loss) for step, loss in found}
-
-
-def reference(printed: str) -> float:
-    """What reference.py printed."""
-    return float(re.findall(r"^REFERENCE (\S+)$", printed, re.MULTILINE)[-1])
-
-
 #: Its Megatron engine takes no float32: two bfloat16 runs may differ by a rounding of the logits.
 BFLOAT16: Final = 2e-2
-
-
-def learns(like: str = "", start: int = 1, far: bool = False, near: float = TOLERANCE) -> Check:
-    """The loss falls from iteration ``start``; at each it is that of the step ``like``.
-
-    :param near: how far it may be from that.
-    :param like: `reference` is Transformers' own, of the first iteration.
-    """
-
-    def check(work: Work, printed: str) -> str:
-        found = logged(printed)
-        first, last = min(found), max(found)
-        words = f"loss {found[first]:.5f} at step {first}, {found[last]:.5f} at {last}"
-        if first != start or not found[last] < found[first]:
-            raise Failed(words)
-        if not like:
-            return words
-        before = work.log(like).read_text(errors="replace")
-        if like == "reference":
-            expected, found = {first: reference(before)}, {first: found[first]}
-        else:
-            expected = logged(before)
-        apart = max(abs(found[step] - expected[step]) for step in found)
-        words += f"; {apart:.1e} from `{like}`"
-        return judged(words, apart <= near, far)
-
-    return check
 
 
 def _sft(
@@ -99,13 +48,12 @@ def _sft(
     directory = f"trainer.default_local_dir=out/{name.replace(' ', '-')}"
     run = f"accel-bridge run {f'--record {record}.rec ' if record else ''}--"
     line = (
-        f"{_NPU if npu else ''}{run} torchrun --standalone --nproc-per-node {ranks} "
+        f"{NPU if npu else ''}{run} torchrun --standalone --nproc-per-node {ranks} "
         f"{_SFT.format(model=model)} trainer.n_gpus_per_node={ranks} {directory} {more}"
     )
     return Step(name, line.strip(), check, emulated=npu)
 
 
-_NPU: Final = "accel-bridge emulate-ascend --install -- "
 #: What `save_freq` writes is a directory that Transformers reads.
 _SAVED: Final = "global_step_2/model/huggingface"
 
@@ -119,32 +67,28 @@ def _there_and_back(name: str, more: str = "", ranks: int = 1) -> Step:
 
 VERL: Final = Client(
     name="verl",
-    installs=(("--no-deps", "verl==0.9.1", "megatron-bridge==0.6.2"), _PACKAGES),
+    installs=("--no-deps verl==0.9.1 megatron-bridge==0.6.2", _PACKAGES),
     shown=("verl", "megatron-bridge", "megatron-core", "transformers", "tensordict", "torch"),
     steps=(
         Step(
             "reference",
             "python reference.py models/qwen3 models/sft.jsonl",
-            lambda work, printed: f"loss {reference(printed):.5f}",
+            says("REFERENCE"),
         ),
         _sft("sft", learns("reference", near=BFLOAT16)),
         _sft(
             "sft resumed",
-            learns("sft", 3),
+            learns("sft", start=3),
             "trainer.resume_mode=resume_path trainer.resume_from_path=out/sft/global_step_2",
         ),
         _sft("recorded", learns("sft"), record="cpu"),
         _sft(
             "injected fault",
-            learns("sft", far=True, near=BFLOAT16),
+            learns("sft", injected=True, near=BFLOAT16),
             model="qwen3_injected",
             record="injected",
         ),
-        Step(
-            "injected fault compared",
-            "! accel-bridge parity compare cpu.rec injected.rec",
-            says("are not recordings of the same run"),
-        ),
+        compared("injected.rec", "are not recordings of the same run"),
         _sft("sft TP2", learns("sft", near=BFLOAT16), "engine.tensor_model_parallel_size=2", 2),
         _there_and_back("there and back"),
         _there_and_back("there and back TP2", "engine.tensor_model_parallel_size=2", 2),
@@ -155,11 +99,6 @@ VERL: Final = Client(
             npu=True,
             record="npu",
         ),
-        Step(
-            "recordings compared",
-            "accel-bridge parity compare cpu.rec npu.rec",
-            says("PASS: the runs agree"),
-            emulated=True,
-        ),
+        compared("npu.rec"),
     ),
 )

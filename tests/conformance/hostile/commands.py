@@ -6,7 +6,7 @@ import random
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from conformance.hostile.case import MOST_BYTES, Case
 from conformance.hostile.fixtures import TRAINED
@@ -27,109 +27,64 @@ from conformance.hostile.values import (
 class Slot:
     """A place in a command line.
 
+    :param kind: of input.
     :param good: what stands there when another slot is bad.
+    :param values: the bad values.
     :param outputs: files that come when the bad value is taken, ``{}`` for the value.
     """
 
+    kind: str
     good: str
+    values: tuple[Value, ...]
     outputs: tuple[str, ...] = ()
 
-    kind = ""
 
-    def values(self) -> Iterator[Value]:
-        """The bad values."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Output(Slot):
+def output(good: str) -> Slot:
     """A file that the command writes."""
-
-    kind = "outputs"
-
-    def values(self) -> Iterator[Value]:
-        yield from (*NO_PLACE, *NO_FILE, *ODD_NAMES)
+    return Slot("outputs", good, (*NO_PLACE, *NO_FILE, *ODD_NAMES), ("{}",))
 
 
-@dataclass(frozen=True)
-class Prefix(Slot):
+def prefix(good: str, *outputs: str) -> Slot:
     """The beginning of the names of files that the command writes."""
-
-    kind = "outputs"
-
-    def values(self) -> Iterator[Value]:
-        yield from (value for value in NO_PLACE if "to" not in value.name or "/" in value.text)
-        yield from ODD_NAMES
+    places = (value for value in NO_PLACE if "to" not in value.name or "/" in value.text)
+    return Slot("outputs", good, (*places, *ODD_NAMES), outputs)
 
 
-@dataclass(frozen=True)
-class Directory(Slot):
+def directory(good: str) -> Slot:
     """A directory that the command makes or fills."""
-
-    kind = "outputs"
-
-    def values(self) -> Iterator[Value]:
-        yield from (value for value in NO_PLACE if value.text)
-        yield from (value for value in NO_FILE if not value.text.startswith((".", "new")))
+    places = (value for value in NO_PLACE if value.text)
+    files = (value for value in NO_FILE if not value.text.startswith((".", "new")))
+    return Slot("outputs", good, (*places, *files), ("{}",))
 
 
-@dataclass(frozen=True)
-class Input(Slot):
+def infile(good: str, suffix: str = "", any_content: bool = False) -> Slot:
     """A file that the command reads.
 
     :param suffix: of a file whose name is right.
     :param any_content: whether what is in it is somebody else's affair.
     """
-
-    suffix: str = ""
-    any_content: bool = False
-
-    kind = "inputs"
-
-    def values(self) -> Iterator[Value]:
-        yield from NOT_READABLE
-        yield Value("a directory", "photos")
-        if not self.any_content:
-            yield from strange_contents(self.suffix)
-            yield SPARSE
+    contents = () if any_content else (*strange_contents(suffix), SPARSE)
+    return Slot("inputs", good, (*NOT_READABLE, Value("a directory", "photos"), *contents))
 
 
-@dataclass(frozen=True)
-class Number(Slot):
+def number(
+    good: str, least: float = 1, most: float = 2**31, whole: bool = True, capped: bool = False
+) -> Slot:
     """A number in a range.
 
     :param capped: what is above the range is taken for its end.
     """
-
-    least: float = 1
-    most: float = 2**31
-    whole: bool = True
-    capped: bool = False
-
-    kind = "numbers"
-
-    def values(self) -> Iterator[Value]:
-        return numbers(self.least, self.most, whole=self.whole, capped=self.capped)
+    return Slot("numbers", good, tuple(numbers(least, most, whole=whole, capped=capped)))
 
 
-@dataclass(frozen=True)
-class Word(Slot):
+def word(good: str) -> Slot:
     """One of some words."""
-
-    kind = "words"
-
-    def values(self) -> Iterator[Value]:
-        return misspelt(self.good)
+    return Slot("words", good, tuple(misspelt(good)))
 
 
-@dataclass(frozen=True)
-class Text(Slot):
+def text(good: str) -> Slot:
     """Any text, which is shown or passed on."""
-
-    kind = "words"
-
-    def values(self) -> Iterator[Value]:
-        yield from ODD_NAMES
+    return Slot("words", good, ODD_NAMES)
 
 
 @dataclass(frozen=True)
@@ -153,8 +108,23 @@ class Good:
         words = [word.format(**values) for word in shlex.split(self.line)]
         return ["accel_bridge", *words] if not words[0].startswith("accel_bridge") else words
 
+    def case(
+        self,
+        kind: str,
+        name: str,
+        refused: bool | None,
+        bad: dict[str, str] | None = None,
+        **more: Any,
+    ) -> Case:
+        """It as a case, with bad values in some slots.
 
-_PREFIX: Final = Prefix("out", ("{}_text_document.bin", "{}_text_document.idx"))
+        :param more: fields of the case.
+        """
+        own = {"outputs": self.outputs, "memory": self.memory, "seconds": self.seconds}
+        return Case(kind, name, self.words(bad), refused, **{**own, **more})
+
+
+_PREFIX: Final = prefix("out", "{}_text_document.bin", "{}_text_document.idx")
 _NULL: Final = "--tokenizer-type NullTokenizer --vocab-size 255"
 _MADE: Final = ("out_text_document.bin", "out_text_document.idx")
 _TRAIN: Final = shlex.join([*TRAINED, "--train-iters", "2"])
@@ -165,14 +135,14 @@ GOOD: Final[Sequence[Good]] = (
         "--vocab-size {vocabulary} --workers {workers} --partitions {partitions} "
         "--log-interval {interval} --json-keys {key}",
         {
-            "text": Input("text.jsonl", suffix=".jsonl"),
+            "text": infile("text.jsonl", suffix=".jsonl"),
             "prefix": _PREFIX,
-            "type": Word("NullTokenizer"),
-            "vocabulary": Number("255", least=61, most=2**31 - 2),
-            "workers": Number("1", most=2**31 - 1),
-            "partitions": Number("1", most=2**31 - 1),
-            "interval": Number("1000", most=2**31 - 1),
-            "key": Word("text"),
+            "type": word("NullTokenizer"),
+            "vocabulary": number("255", least=61, most=2**31 - 2),
+            "workers": number("1", most=2**31 - 1),
+            "partitions": number("1", most=2**31 - 1),
+            "interval": number("1000", most=2**31 - 1),
+            "key": word("text"),
         },
         outputs=_MADE,
     ),
@@ -180,10 +150,10 @@ GOOD: Final[Sequence[Good]] = (
         f"preprocess --input {{table}} --input-format {{format}} --output-prefix out {_NULL} "
         "--on-error {mode} --error-log {log}",
         {
-            "table": Input("table.csv", suffix=".csv"),
-            "format": Word("csv"),
-            "mode": Word("skip"),
-            "log": Output("errors.jsonl", ("{}",)),
+            "table": infile("table.csv", suffix=".csv"),
+            "format": word("csv"),
+            "mode": word("skip"),
+            "log": output("errors.jsonl"),
         },
         outputs=(*_MADE, "errors.jsonl"),
     ),
@@ -191,9 +161,9 @@ GOOD: Final[Sequence[Good]] = (
         "preprocess --input text.jsonl --output-prefix out --tokenizer-type GPT2BPETokenizer "
         "--vocab-file {vocabulary} --merge-file {merges} --compat {compat}",
         {
-            "vocabulary": Input("vocab.json", suffix=".json"),
-            "merges": Input("merges.txt", suffix=".txt"),
-            "compat": Word("0.19"),
+            "vocabulary": infile("vocab.json", suffix=".json"),
+            "merges": infile("merges.txt", suffix=".txt"),
+            "compat": word("0.19"),
         },
         outputs=_MADE,
     ),
@@ -201,7 +171,7 @@ GOOD: Final[Sequence[Good]] = (
         Good(
             f"preprocess --input text.jsonl --output-prefix out --tokenizer-type {kind} "
             "--tokenizer-model {model}",
-            {"model": Input("none", suffix=suffix)},
+            {"model": infile("none", suffix=suffix)},
             outputs=_MADE,
             memory=None,  # transformers imports what it finds
         )
@@ -215,45 +185,45 @@ GOOD: Final[Sequence[Good]] = (
     Good(
         f"preprocess --input - --input-format jsonl --output-prefix out {_NULL} "
         "--workers-to-check {count} --max-documents {documents}",
-        {"count": Number("1", most=2**31 - 1), "documents": Number("9", most=2**31 - 1)},
+        {"count": number("1", most=2**31 - 1), "documents": number("9", most=2**31 - 1)},
         outputs=_MADE,
     ),
     Good(
         "inspect {pair} --samples {samples} --sample-tokens {tokens} --vocab-size {vocabulary}",
         {
-            "pair": Input("data_text_document", suffix=".idx"),
-            "samples": Number("2", least=0, most=2**31 - 1),
-            "tokens": Number("4", least=0, most=2**31 - 1),
-            "vocabulary": Number("255", least=61, most=2**31 - 1),
+            "pair": infile("data_text_document", suffix=".idx"),
+            "samples": number("2", least=0, most=2**31 - 1),
+            "tokens": number("4", least=0, most=2**31 - 1),
+            "vocabulary": number("255", least=61, most=2**31 - 1),
         },
     ),
     Good(
         "inspect data_text_document --tokenizer-type {type} --vocab-file {vocabulary} "
         "--merge-file {merges}",
         {
-            "type": Word("GPT2BPETokenizer"),
-            "vocabulary": Input("vocab.json", suffix=".json"),
-            "merges": Input("merges.txt", suffix=".txt"),
+            "type": word("GPT2BPETokenizer"),
+            "vocabulary": infile("vocab.json", suffix=".json"),
+            "merges": infile("merges.txt", suffix=".txt"),
         },
     ),
     Good(
         "parity compare {a} {b} --third {third} --png {png} --html {html}",
         {
-            "a": Input("a.rec", suffix=".rec"),
-            "b": Input("b.rec", suffix=".rec"),
-            "third": Input("b.rec", suffix=".rec"),
-            "png": Output("x.png", ("{}",)),
-            "html": Output("x.html", ("{}",)),
+            "a": infile("a.rec", suffix=".rec"),
+            "b": infile("b.rec", suffix=".rec"),
+            "third": infile("b.rec", suffix=".rec"),
+            "png": output("x.png"),
+            "html": output("x.html"),
         },
         outputs=("x.png", "x.html"),
     ),
     Good(
         "parity kernels --backend {backend} --kernel {kernel} --jobs {jobs} --html {html}",
         {
-            "backend": Word("cpu"),
-            "kernel": Word("rotary"),
-            "jobs": Number("1", capped=True),
-            "html": Output("x.html", ("{}",)),
+            "backend": word("cpu"),
+            "kernel": word("rotary"),
+            "jobs": number("1", capped=True),
+            "html": output("x.html"),
         },
         outputs=("x.html",),
         memory=None,
@@ -262,9 +232,9 @@ GOOD: Final[Sequence[Good]] = (
     Good(
         f"parity record --out {{out}} --every {{every}} --nproc-per-node {{count}} -- {_TRAIN}",
         {
-            "out": Output("run.rec", ("{}",)),
-            "every": Number("5", most=2**63, capped=True),
-            "count": Number("1", most=10),
+            "out": output("run.rec"),
+            "every": number("5", most=2**63, capped=True),
+            "count": number("1", most=10),
         },
         outputs=("run.rec",),
         slow=True,
@@ -272,55 +242,55 @@ GOOD: Final[Sequence[Good]] = (
     Good(
         "demo --out {out} --iterations {iterations} --resumed {resumed}",
         {
-            "out": Directory("made", ("{}",)),
-            "iterations": Number("9", most=1_000_000),
-            "resumed": Number("3", most=1_000_000),
+            "out": directory("made"),
+            "iterations": number("9", most=1_000_000),
+            "resumed": number("3", most=1_000_000),
         },
         outputs=("made",),
         slow=True,
     ),
     Good(
         "env --no-imports --wait {seconds}",
-        {"seconds": Number("1", least=0, most=1e9, whole=False)},
+        {"seconds": number("1", least=0, most=1e9, whole=False)},
     ),
     Good("env --no-imports --json", {}),
     Good(
         "tokenizer train --input {text} --output {directory} --vocab-size {size} --kind {kind} "
         "--json-keys {key} --input-format {format}",
         {
-            "format": Word("jsonl"),
-            "text": Input("text.jsonl", suffix=".jsonl"),
-            "directory": Directory("made", ("{}",)),
-            "size": Number("300", least=257, most=2**31 - 1, capped=True),
-            "kind": Word("bpe"),
-            "key": Word("text"),
+            "format": word("jsonl"),
+            "text": infile("text.jsonl", suffix=".jsonl"),
+            "directory": directory("made"),
+            "size": number("300", least=257, most=2**31 - 1, capped=True),
+            "kind": word("bpe"),
+            "key": word("text"),
         },
         outputs=("made",),
     ),
     Good(
         "doctor --only {check} --wait {seconds}",
         {
-            "check": Word("variables"),
-            "seconds": Number("5", least=1e-12, most=1e9, whole=False),
+            "check": word("variables"),
+            "seconds": number("5", least=1e-12, most=1e9, whole=False),
         },
     ),
     Good(
         "plot {log} b.rec --png {png} --html {html} --smooth {smooth} --names {names}",
         {
-            "log": Input("run.log", suffix=".log"),
-            "png": Output("x.png", ("{}",)),
-            "html": Output("x.html", ("{}",)),
-            "smooth": Number("2", most=2**31 - 1, capped=True),
-            "names": Word("one,two"),
+            "log": infile("run.log", suffix=".log"),
+            "png": output("x.png"),
+            "html": output("x.html"),
+            "smooth": number("2", most=2**31 - 1, capped=True),
+            "names": word("one,two"),
         },
         outputs=("x.png", "x.html"),
     ),
-    Good("plot run.log --json --title {title}", {"title": Text("x")}),
-    Good("completion {shell}", {"shell": Word("bash")}),
-    Good("patches --against {version} --json", {"version": Word("0.19.0")}),
+    Good("plot run.log --json --title {title}", {"title": text("x")}),
+    Good("completion {shell}", {"shell": word("bash")}),
+    Good("patches --against {version} --json", {"version": word("0.19.0")}),
     Good(
         "doctor --only {check} --skip {other} -- --num-layers {layers}",
-        {"check": Word("variables"), "other": Word("network"), "layers": Number("2", most=2**31)},
+        {"check": word("variables"), "other": word("network"), "layers": number("2", most=2**31)},
         memory=None,
     ),
     Good("doctor --list", {}),
@@ -329,34 +299,34 @@ GOOD: Final[Sequence[Good]] = (
     Good("plugins", {}),
     Good("libraries", {}),
     Good("libraries --json", {}),
-    Good("patches --against {version}", {"version": Input("0.19.0")}),
+    Good("patches --against {version}", {"version": infile("0.19.0")}),
     Good(
         "run --record {record} -- true",
-        {"record": Output("run.rec", ("{}",))},
+        {"record": output("run.rec")},
         outputs=("run.rec",),
     ),
-    Good("run {script} a b", {"script": Input("script.py", any_content=True)}, memory=None),
-    Good("run -- bash train.sh {word}", {"word": Text("a")}, memory=None),
-    Good("run --progress -- {command}", {"command": Word("true")}),
-    Good("run -m {module}", {"module": Word("this")}, memory=None),
-    Good("run -- {command}", {"command": Word("true")}),
+    Good("run {script} a b", {"script": infile("script.py", any_content=True)}, memory=None),
+    Good("run -- bash train.sh {word}", {"word": text("a")}, memory=None),
+    Good("run --progress -- {command}", {"command": word("true")}),
+    Good("run -m {module}", {"module": word("this")}, memory=None),
+    Good("run -- {command}", {"command": word("true")}),
     Good(
-        "accel_bridge.run {script}", {"script": Input("script.py", any_content=True)}, memory=None
+        "accel_bridge.run {script}", {"script": infile("script.py", any_content=True)}, memory=None
     ),
     Good(
         "pretrain --nproc-per-node {count} --nnodes {nodes} --node-rank {rank} --master-port "
         f"{{port}} --max-restarts {{restarts}} -- {_TRAIN}",
         {
-            "count": Number("1", most=10),
-            "nodes": Number("1", most=1000),
-            "rank": Number("0", least=0, most=1000),
-            "port": Number("29511", least=0, most=65535),
-            "restarts": Number("0", least=0, most=2**63),
+            "count": number("1", most=10),
+            "nodes": number("1", most=1000),
+            "rank": number("0", least=0, most=1000),
+            "port": number("29511", least=0, most=65535),
+            "restarts": number("0", least=0, most=2**63),
         },
         slow=True,
     ),
-    Good("emulate-ascend --devices {count} -- true", {"count": Number("1", most=64)}, memory=None),
-    Good("emulate-ascend --memory {size} -- true", {"size": Word("16g")}, memory=None),
+    Good("emulate-ascend --devices {count} -- true", {"count": number("1", most=64)}, memory=None),
+    Good("emulate-ascend --memory {size} -- true", {"size": word("16g")}, memory=None),
     Good("--version", {}),
     Good("--help", {}),
 )
@@ -364,25 +334,19 @@ GOOD: Final[Sequence[Good]] = (
 
 def slot_cases(kind: str, _: random.Random) -> Iterator[Case]:
     """Every bad value of every slot of a kind."""
-    return (case for good in GOOD for case in _of(good, kind))
-
-
-def _of(good: Good, kind: str) -> Iterator[Case]:
-    for name, slot in good.slots.items():
-        if slot.kind != kind:
-            continue
-        for value in slot.values():
+    slots = ((good, name, slot) for good in GOOD for name, slot in good.slots.items())
+    for good, name, slot in slots:
+        for value in slot.values if slot.kind == kind else ():
             if value.text == slot.good or (good.slow and not value.refused):
                 continue
             outputs = [form.format(value.text) for form in slot.outputs if not value.refused]
-            yield Case(
+            yield good.case(
                 kind,
                 f"{' '.join(good.words()[1:3])}: {name}: {value.name}",
-                good.words({name: value.text}),
                 value.refused,
-                value.prepare,
+                {name: value.text},
+                prepare=value.prepare,
+                mounts=value.mounts,
                 outputs=(*good.outputs, *outputs),
-                memory=good.memory,
-                seconds=good.seconds,
                 verdict="NOT SOUND" if good.line.startswith("inspect") else "",
             )

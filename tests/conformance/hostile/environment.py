@@ -1,13 +1,12 @@
-"""Bad variables, streams and plugins."""
+"""Bad variables and streams."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
-from conformance.hostile.case import Case, Prepare, Stream
+from conformance.hostile.case import Case, Stream
 from conformance.hostile.commands import GOOD, Good
 
 #: Variable -> values that mean nothing. Other text that may stand there is added to each.
@@ -101,124 +100,9 @@ def streams(_: random.Random) -> Iterator[Case]:
 
 def _stream(good: Good, name: str, refused: bool | None, **streams: Any) -> Case:
     # Whatever ends without a word on standard output may end with status 0.
-    quiet = good.line.startswith(("preprocess", "parity kernels"))
-    if "stdout" in streams and streams["stdout"] == "gone" and refused:
-        refused = None  # as `| head` does it
-    return Case(
-        "streams",
-        f"{good.line[:50]}: {name}",
-        good.words(),
-        None if quiet and refused and "stdout" in streams else refused,
-        # `| head` says nothing.
-        outputs=good.outputs,
-        memory=good.memory,
-        seconds=good.seconds,
-        **(streams | {"stderr": "gone"} if streams.get("stdout") == "gone" else streams),
-    )
-
-
-#: What a hook or a module of a plugin does instead of its work.
-_BODIES: Final = {
-    "a text": "return 'text'",
-    "texts": "return ['a', 'b']",
-    "nothing": "return None",
-    "a number": "return 7",
-    "numbers": "return [1, 2.5]",
-    "a class": "return [dict]",
-    "itself": "return [accel_bridge_commands]",
-    "a dictionary": "return {'name': 'x'}",
-    "a deep list": "return [[[[]]]]",
-    "a raising generator": "return (1 / 0 for _ in range(2))",
-    "an endless text": "return ['x' * 10**6]",
-    "an error": "raise ValueError('from the plugin \\x1b[31m')",
-    "an error of many lines": "raise RuntimeError('a\\n' * 500)",
-    "an error without words": "raise KeyError",
-    "an exit": "raise SystemExit(0)",
-    "an interrupt": "raise SystemExit('text')",
-    "an endless recursion": "return accel_bridge_commands()",
-    "an assertion": "assert False",
-    "an error that cannot be shown": "raise Unshowable()",
-    "objects that cannot be shown": "return [Unshowable()]",
-    "an import that fails": "import no_such_module_at_all",
-    "a broken object": "return [Broken()]",
-}
-_HOOKS: Final = ("backends", "commands", "variables")
-_HEAD: Final = """\
-from accel_bridge.plugin import hookimpl
-class Unshowable(Exception):
-    def __repr__(self): raise ValueError("no repr")
-    __str__ = __repr__
-class Broken:
-    def __getattr__(self, name): raise RuntimeError(name)
-"""
-_MODULES: Final = {
-    "no Python": "this is no Python",
-    "zeros": "\0\0",
-    "another encoding": "# coding: no-such\n",
-    "an exit": "raise SystemExit(0)",
-    "an exit with words": "raise SystemExit('gone')",
-    "an error": "1 / 0",
-    "an endless recursion": "def f(): f()\nf()",
-    "no hook": "x = 1",
-    "a name of a hook that is none": "from accel_bridge.plugin import hookimpl\n@hookimpl\n"
-    "def accel_bridge_backend(): return []",
-    "a parameter that no hook has": "from accel_bridge.plugin import hookimpl\n@hookimpl\n"
-    "def accel_bridge_patches(device): return []",
-}
-_METADATA: Final = {
-    "no metadata": {},
-    "metadata that are no text": {"METADATA": b"\xff\xfe\x00"},
-    "an entry that leads nowhere": {"entry_points.txt": b"[accel_bridge]\nx = no.such:thing\n"},
-    "entries that are cut": {"entry_points.txt": b"[accel_bridge\nx ="},
-    "entries that are no text": {"entry_points.txt": b"\xff\xfe[accel_bridge]\n"},
-    "a directory for entries": {"entry_points.txt": None},
-    "an entry without a module": {"METADATA": b"Name: x\nVersion: 1\n",
-                                  "entry_points.txt": b"[accel_bridge]\nx =\n"},
-    "a version that is none": {"METADATA": b"Name: torch\nVersion: banana\n"},
-    "no name": {"METADATA": b"Version: 1\n"},
-}  # fmt: skip
-
-
-def plugins(_: random.Random) -> Iterator[Case]:
-    """Plugins that break, named by the user or installed."""
-    for hook in _HOOKS:
-        for name, body in _BODIES.items():
-            text = f"{_HEAD}@hookimpl\ndef accel_bridge_{hook}():\n    {body}\n"
-            text += "" if hook == "commands" else "accel_bridge_commands = print\n"
-            for line in ("plugins", "backends", "run script.py"):
-                # A list of nothing is a hook's right, and `plugins` shows failures as they are.
-                right = name in ("nothing",) or (hook == "commands" and line != "plugins")
-                right = right or "recursion" in name or "itself" in name
-                yield _plugin(line, f"{hook} gives {name}", text, None if right else True)
-    for name, text in _MODULES.items():
-        for line in ("plugins", "backends", "run script.py"):
-            yield _plugin(line, f"a module with {name}", text, None if name == "no hook" else True)
-    for name, files in _METADATA.items():
-        for line in ("plugins", "backends", "env --no-imports", "run script.py"):
-            environ = {"PYTHONPATH": "site"}
-            prepare = _installed(files)
-            words = ["accel_bridge", *line.split()]
-            yield Case("plugins", f"{line}: {name}", words, None, prepare, environ, memory=None)
-
-
-def _plugin(line: str, name: str, text: str, refused: bool | None) -> Case:
-    def prepare(directory: Path) -> None:
-        (directory / "site").mkdir()
-        (directory / "site" / "broken_plugin.py").write_bytes(text.encode())
-
-    environ = {"PYTHONPATH": "site", "ACCEL_BRIDGE_PLUGINS": "broken_plugin"}
-    words = ["accel_bridge", *line.split()]
-    return Case("plugins", f"{line}: {name}", words, refused, prepare, environ, memory=None)
-
-
-def _installed(files: dict[str, bytes | None]) -> Prepare:
-    def prepare(directory: Path) -> None:
-        made = directory / "site" / "broken-1.dist-info"
-        made.mkdir(parents=True)
-        for name, data in files.items():
-            if data is None:
-                (made / name).mkdir()
-            else:
-                (made / name).write_bytes(data)
-
-    return prepare
+    if "stdout" in streams and good.line.startswith(("preprocess", "parity kernels")):
+        refused = None
+    if streams.get("stdout") == "gone":
+        # As `| head` does it, which says nothing.
+        refused, streams["stderr"] = None if refused else refused, "gone"
+    return good.case("streams", f"{good.line[:50]}: {name}", refused, **streams)

@@ -5,36 +5,16 @@ from __future__ import annotations
 import os
 import random
 import resource
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from signal import SIGHUP, SIGINT, SIGTERM
-from typing import Final
+from typing import Any, Final
 
 from conformance.hostile.case import Case, Prepare, nothing
-from conformance.hostile.commands import GOOD, Good
+from conformance.hostile.commands import GOOD
 from conformance.hostile.fixtures import TRAINED
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that is wrong around a command, whatever the command.
-
-    :param bars: whether it keeps a command that writes from its work; such a one must be refused.
-    """
-
-    name: str
-    environ: Mapping[str, str | None] = field(default_factory=dict)
-    prepare: Prepare = nothing
-    limits: Mapping[int, int] = field(default_factory=dict)
-    mounts: str = ""
-    bars: bool = False
-
-
-def _tmpfs(place: str, size: str = "4k") -> str:
-    """A file system that is full, for this command alone."""
-    fill = f"head -c 1M /dev/zero > {place}/full 2>/dev/null || true"
-    return f"mount -t tmpfs -o size={size} tmpfs {place}; {fill}"
+from conformance.hostile.values import full
 
 
 def _module(text: str) -> Prepare:
@@ -68,47 +48,56 @@ def _odd_names(directory: Path) -> None:
         (directory / os.fsdecode(name)).write_bytes(b'{"text": "1"}\n')
 
 
+#: It keeps a command that writes from its work.
+_READ_ONLY: Final = "a read-only directory"
+_HOMES: Final = ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME")
 _USUAL: Final = ("HOME", "PATH", "USER", "LANG", "LC_ALL", "TERM", "SHELL", "TMPDIR", "LOGNAME")
 
-FAULTS: Final = (
-    Fault("16 open files", limits={resource.RLIMIT_NOFILE: 16}),
-    Fault("64 open files", limits={resource.RLIMIT_NOFILE: 64}),
-    Fault("300 MB of addresses", limits={resource.RLIMIT_AS: 300 << 20}),
-    Fault("1 GB of addresses", limits={resource.RLIMIT_AS: 1 << 30}),
-    Fault("files of 0 bytes", limits={resource.RLIMIT_FSIZE: 0}, bars=True),
-    Fault("files of 10 bytes", limits={resource.RLIMIT_FSIZE: 10}, bars=True),
-    Fault("a stack of 256 kB", limits={resource.RLIMIT_STACK: 256 << 10}),
-    Fault("2 s of processor", limits={resource.RLIMIT_CPU: 2}),
-    Fault("/dev/shm full", mounts=_tmpfs("/dev/shm")),
-    Fault("no /dev/shm", mounts="mount -t tmpfs -o ro tmpfs /dev/shm"),
-    Fault("/tmp full", mounts="mkdir -p t; mount --bind . t; " + _tmpfs("/var/tmp"),
-          environ={"TMPDIR": "/var/tmp"}),
-    Fault(
-        "a read-only directory", mounts="mount --bind . .; mount -o remount,ro,bind .", bars=True
-    ),
-    Fault("no /proc", mounts="mount -t tmpfs -o ro tmpfs /proc"),
-    Fault("no /sys", mounts="mount -t tmpfs -o ro tmpfs /sys"),
-    Fault("an empty environment", environ=dict.fromkeys(_USUAL)),
-    Fault("no PATH and no home", environ={"PATH": "", "HOME": None}),
-    Fault("a home that is a file", environ={"HOME": "notes.txt", "XDG_STATE_HOME": "notes.txt",
-          "XDG_CACHE_HOME": "notes.txt", "XDG_CONFIG_HOME": "notes.txt"}),
-    Fault("no place for temporary files", environ={"TMPDIR": "/no/such"}),
-    Fault("locale C", environ={"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0",
-          "PYTHONCOERCECLOCALE": "0"}, prepare=_odd_names),
-    Fault("a locale that is none", environ={"LC_ALL": "tlh_QO.UTF-9"}),
-    Fault("strict ASCII", environ={"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0",
-          "LC_ALL": "POSIX"}, prepare=_odd_names),
-    Fault("a clock that goes back", environ={"PYTHONPATH": "site"}, prepare=_module(_BACK)),
-    Fault("a clock of 1973", environ={"PYTHONPATH": "site"}, prepare=_module(_FAR)),
-    Fault("directories that lead to themselves", prepare=_loop),
-    Fault("names that are no text", prepare=_odd_names),
-    Fault("optimised Python", environ={"PYTHONOPTIMIZE": "2"}),
-    Fault("warnings are errors", environ={"PYTHONWARNINGS": "error"}),
-    Fault("Python's development mode", environ={"PYTHONDEVMODE": "1"}),
-    Fault("a hash seed and no bytecode", environ={"PYTHONHASHSEED": "0",
-          "PYTHONDONTWRITEBYTECODE": "1", "PYTHONSAFEPATH": "1"}),
-    Fault("unbuffered", environ={"PYTHONUNBUFFERED": "1"}),
-)  # fmt: skip
+#: What is wrong around a command, whatever the command -> fields of its case.
+FAULTS: Final[dict[str, dict[str, Any]]] = {
+    "16 open files": {"limits": {resource.RLIMIT_NOFILE: 16}},
+    "64 open files": {"limits": {resource.RLIMIT_NOFILE: 64}},
+    "300 MB of addresses": {"limits": {resource.RLIMIT_AS: 300 << 20}},
+    "1 GB of addresses": {"limits": {resource.RLIMIT_AS: 1 << 30}},
+    "files of 0 bytes": {"limits": {resource.RLIMIT_FSIZE: 0}},
+    "files of 10 bytes": {"limits": {resource.RLIMIT_FSIZE: 10}},
+    "a stack of 256 kB": {"limits": {resource.RLIMIT_STACK: 256 << 10}},
+    "2 s of processor": {"limits": {resource.RLIMIT_CPU: 2}},
+    "/dev/shm full": {"mounts": full("/dev/shm")},
+    "no /dev/shm": {"mounts": "mount -t tmpfs -o ro tmpfs /dev/shm"},
+    "/tmp full": {
+        "mounts": f"mkdir -p t; mount --bind . t; {full('/var/tmp')}",
+        "environ": {"TMPDIR": "/var/tmp"},
+    },
+    _READ_ONLY: {"mounts": "mount --bind . .; mount -o remount,ro,bind ."},
+    "no /proc": {"mounts": "mount -t tmpfs -o ro tmpfs /proc"},
+    "no /sys": {"mounts": "mount -t tmpfs -o ro tmpfs /sys"},
+    "an empty environment": {"environ": dict.fromkeys(_USUAL)},
+    "no PATH and no home": {"environ": {"PATH": "", "HOME": None}},
+    "a home that is a file": {"environ": dict.fromkeys(_HOMES, "notes.txt")},
+    "no place for temporary files": {"environ": {"TMPDIR": "/no/such"}},
+    "locale C": {
+        "environ": {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        "prepare": _odd_names,
+    },
+    "a locale that is none": {"environ": {"LC_ALL": "tlh_QO.UTF-9"}},
+    "strict ASCII": {
+        "environ": {"PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0", "LC_ALL": "POSIX"},
+        "prepare": _odd_names,
+    },
+    "a clock that goes back": {"environ": {"PYTHONPATH": "site"}, "prepare": _module(_BACK)},
+    "a clock of 1973": {"environ": {"PYTHONPATH": "site"}, "prepare": _module(_FAR)},
+    "directories that lead to themselves": {"prepare": _loop},
+    "names that are no text": {"prepare": _odd_names},
+    "optimised Python": {"environ": {"PYTHONOPTIMIZE": "2"}},
+    "warnings are errors": {"environ": {"PYTHONWARNINGS": "error"}},
+    "Python's development mode": {"environ": {"PYTHONDEVMODE": "1"}},
+    "a hash seed and no bytecode": {
+        "environ": dict.fromkeys(("PYTHONDONTWRITEBYTECODE", "PYTHONSAFEPATH"), "1")
+        | {"PYTHONHASHSEED": "0"}
+    },
+    "unbuffered": {"environ": {"PYTHONUNBUFFERED": "1"}},
+}
 
 #: What torch is imported for takes minutes of waiting in a sample.
 _HEAVY: Final = (
@@ -120,24 +109,10 @@ _QUICK: Final = tuple(good for good in GOOD if not good.slow and not good.line.s
 
 def faults(_: random.Random) -> Iterator[Case]:
     """Every quick command under every fault."""
-    return (_under(good, fault) for good in _QUICK for fault in FAULTS)
-
-
-def _under(good: Good, fault: Fault) -> Case:
-    directory = fault.bars and fault.mounts and good.outputs
-    return Case(
-        "faults",
-        f"{good.line[:40]}: {fault.name}",
-        good.words(),
-        True if directory else None,
-        fault.prepare,
-        fault.environ,
-        outputs=good.outputs,
-        seconds=good.seconds,
-        memory=good.memory,
-        limits=fault.limits,
-        mounts=fault.mounts,
-    )
+    for good in _QUICK:
+        for name, fault in FAULTS.items():
+            refused = True if name == _READ_ONLY and good.outputs else None
+            yield good.case("faults", f"{good.line[:40]}: {name}", refused, **fault)
 
 
 #: What takes long enough to be ended by a signal, and what it may leave.
@@ -187,33 +162,22 @@ def signals(source: random.Random) -> Iterator[Case]:
             )
 
 
-def _append(name: str, data: bytes) -> Callable[[Path], None]:
-    def act(directory: Path) -> None:
-        with (directory / name).open("ab") as file:
-            file.write(data)
-
-    return act
-
-
-def _rewrite(name: str) -> Callable[[Path], None]:
-    """A file that is there, cut, and there again."""
+def _changing(name: str, how: str) -> Prepare:
+    """What happens to a file while it is read."""
 
     def act(directory: Path) -> None:
         path = directory / name
+        if how == "comes and goes":
+            path.rename(path.with_name("away"))
+            path.with_name("away").rename(path)
+            return
         data = path.read_bytes()
-        path.write_bytes(data[: len(data) // 2])
-        path.write_bytes(data)
-
-    return act
-
-
-def _blink(name: str) -> Callable[[Path], None]:
-    """A file that goes and comes."""
-
-    def act(directory: Path) -> None:
-        path = directory / name
-        path.rename(path.with_name("away"))
-        path.with_name("away").rename(path)
+        if how == "is written anew":
+            path.write_bytes(data[: len(data) // 2])
+            path.write_bytes(data)
+            return
+        with path.open("ab") as file:
+            file.write(b"# more\n" if name == "script.py" else _TEXT)
 
     return act
 
@@ -240,19 +204,13 @@ def together(_: random.Random) -> Iterator[Case]:
     for good in (good for good in GOOD if good.outputs and not good.slow):
         for number in range(2):
             name = f"{good.line[:40]}: twice at once, {number}"
-            outputs = (*good.outputs, "out.preprocess.lock")
-            case = Case("together", name, good.words(), None, outputs=outputs, twice=True,
-                        memory=None, seconds=120)  # fmt: skip
+            more = {"outputs": (*good.outputs, "out.preprocess.lock"), "seconds": 120}
+            case = good.case("together", name, None, twice=True, memory=None, **more)
             yield case
             if good.line.startswith("preprocess --input {text}"):
                 yield replace(case, name=f"{name}, resumed", words=[*case.words, "--resume"])
     for name, line in _READ.items():
-        acts = {
-            "grows": _append(name, b"# more\n" if name == "script.py" else _TEXT),
-            "is written anew": _rewrite(name),
-            "comes and goes": _blink(name),
-        }
-        for how, act in acts.items():
+        for how in ("grows", "is written anew", "comes and goes"):
             for number in range(2):
                 yield Case(
                     "together",
@@ -260,7 +218,7 @@ def together(_: random.Random) -> Iterator[Case]:
                     ["accel_bridge", *line.split()],
                     None,
                     outputs=(*_MADE, name, "away"),
-                    meanwhile=act,
+                    meanwhile=_changing(name, how),
                     verdict=r"NOT SOUND|FAIL: ",
                     memory=None,
                 )

@@ -10,12 +10,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import warm_python
 from parity import made
+from tokenizers.pre_tokenizers import ByteLevel
 
 from accel_bridge import recording
 from accel_bridge.apps.testing import MODEL
@@ -26,8 +26,6 @@ TOKENIZER: Final = ("--tokenizer-type", "NullTokenizer", "--vocab-size", "255")
 TRAINED: Final = (*MODEL, *"--lr-decay-iters 10 --ckpt-format torch_dist".split())
 #: A script that ends well, and says which arguments it was given.
 SCRIPT: Final = "import sys\nprint('script', sys.argv[1:])\n"
-#: Room in the file system that is full, in bytes.
-_ROOM: Final = 1 << 16
 
 
 def furnish(directory: Path, *, checkpoint: bool = False) -> None:
@@ -45,7 +43,10 @@ def _template() -> Path:
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (directory / "text.jsonl").write_text(text)
     (directory / "table.csv").write_text("text,id\n1 2 3,7\n4 5,8\n6,7,8,9\n")
-    (directory / "vocab.json").write_text(json.dumps(_vocabulary()))
+    # A byte-level vocabulary of single characters and one merge.
+    words = [*sorted(ByteLevel.alphabet()), "12", "<|endoftext|>"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    (directory / "vocab.json").write_text(json.dumps(vocabulary))
     (directory / "merges.txt").write_text("#version: 0.2\n1 2\n")
     (directory / "script.py").write_text(SCRIPT)
     (directory / "run.log").write_text("".join(map(_logged, range(1, 31))))
@@ -75,12 +76,6 @@ def _logged(number: int) -> str:
     )
 
 
-def _vocabulary() -> dict[str, int]:
-    """A byte-level vocabulary of single characters and one merge."""
-    characters = [chr(code) for code in (*range(33, 127), *range(161, 173), *range(174, 512))][:256]
-    return {word: number for number, word in enumerate([*characters, "12", "<|endoftext|>"])}
-
-
 @functools.cache
 def _checkpoint() -> Path:
     """One of two iterations, saved by a real run."""
@@ -103,23 +98,6 @@ def can_mount() -> bool:
     with contextlib.suppress(OSError):
         return subprocess.run(tried, capture_output=True).returncode == 0
     return False
-
-
-@contextlib.contextmanager
-def full_disk(directory: Path, room: int = 0) -> Iterator[None]:
-    """Mount a small file system on ``directory``, with ``room`` bytes free.
-
-    :raises OSError: this process may not mount one.
-    """
-    directory.mkdir(exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_ROOM + room}", "tmpfs", str(directory)]
-    if subprocess.run(command, capture_output=True).returncode:
-        raise OSError(f"{' '.join(command)} is not allowed here; it takes root")
-    try:
-        (directory / "full").write_bytes(bytes(_ROOM))
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(directory)], check=False)
 
 
 def prepare_templates(checkpoint: bool) -> None:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -103,10 +104,16 @@ def judge(case: Case, directory: Path, python: str = sys.executable) -> Result:
     outputs = frozenset(directory / name for name in case.outputs)
     before = fingerprint(directory.parent, outputs)
     began = time.monotonic()
-    with _beside(case, directory, python) as other:
-        status, shown, left, memory = _run(case, directory, python)
-    if other is not None:  # the other one of two at once must be answered well, too
-        answer, details = _answer(case, other[0], other[1])
+    ended = threading.Event()
+    with ThreadPoolExecutor() as pool:
+        pool.submit(_act, case, directory, ended)
+        runs = [pool.submit(_run, case, directory, python) for _ in range(1 + case.twice)]
+        try:
+            (status, shown, left, memory), *others = [run.result() for run in runs]
+        finally:
+            ended.set()
+    for other in others:  # it must be answered well, too
+        answer, details = _answer(case, *other[:2])
         if not answer.good:
             return Result(case, answer, other[0], 0, other[1], f"the other one: {details}")
     seconds = time.monotonic() - began
@@ -150,10 +157,12 @@ def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, lis
     """(exit status, what it printed, processes left behind, peak memory in bytes)."""
     mark = f"HOSTILE_CASE={directory}:{threading.get_ident()}"
     environ = _environ(case.environ) | dict([mark.split("=", 1)])
+    # What runs the command where its file systems are its own.
+    within = ["unshare", "-m", "sh", "-ec", f'{case.mounts}; cd "$PWD"; exec "$@"', "sh"]
     with tempfile.TemporaryFile() as output:
         with _streams(case, output) as streams:
             process = subprocess.Popen(
-                [*_within(case), python, "-m", *case.words],
+                [*(within if case.mounts else ()), python, "-m", *case.words],
                 cwd=directory,
                 env=environ,
                 start_new_session=True,
@@ -161,12 +170,9 @@ def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, lis
                 **streams,
             )
             if isinstance(case.stdin, bytes) and process.stdin is not None:
-                writer = threading.Thread(
-                    target=_feed, args=(process.stdin, case.stdin), daemon=True
-                )
-                writer.start()
-            with _acting(case, directory):
-                status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
+                with contextlib.suppress(OSError), process.stdin as pipe:
+                    pipe.write(case.stdin)  # no more than a pipe holds
+            status, memory = _wait(process, case.interrupt or case.seconds * PATIENCE)
             if status is None and case.interrupt:
                 if case.signal == signal.SIGINT:
                     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
@@ -184,46 +190,11 @@ def _run(case: Case, directory: Path, python: str) -> tuple[int | None, str, lis
     return status, shown, left, memory
 
 
-def _within(case: Case) -> list[str]:
-    """What runs the command where its file systems are its own."""
-    if not case.mounts:
-        return []
-    return ["unshare", "-m", "sh", "-ec", f'{case.mounts}; cd "$PWD"; exec "$@"', "sh"]
-
-
-@contextlib.contextmanager
-def _beside(case: Case, directory: Path, python: str) -> Iterator[list[Any] | None]:
-    """The same command at the same time, for a case that runs twice: (status, what it printed)."""
-    if not case.twice:
-        yield None
-        return
-    other: list[Any] = []
-    thread = threading.Thread(target=lambda: other.extend(_run(case, directory, python)))
-    thread.start()
-    yield other
-    thread.join()
-
-
-@contextlib.contextmanager
-def _acting(case: Case, directory: Path) -> Iterator[None]:
+def _act(case: Case, directory: Path, ended: threading.Event) -> None:
     """Do what happens while the command runs."""
-    ended = threading.Event()
-
-    def act() -> None:
-        while not ended.wait(0.01):
-            assert case.meanwhile is not None
-            with contextlib.suppress(OSError):
-                case.meanwhile(directory)
-
-    thread = threading.Thread(target=act)
-    if case.meanwhile is not None:
-        thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if case.meanwhile is not None:
-            thread.join()
+    while case.meanwhile is not None and not ended.wait(0.01):
+        with contextlib.suppress(OSError):
+            case.meanwhile(directory)
 
 
 def _environ(changes: Mapping[str, str | None]) -> dict[str, str]:
@@ -280,11 +251,6 @@ def _close(case: Case) -> Any:
             os.close(number)
 
     return close
-
-
-def _feed(pipe: IO[bytes], data: bytes) -> None:
-    with contextlib.suppress(OSError), pipe:
-        pipe.write(data)
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> tuple[int | None, int]:

@@ -12,14 +12,14 @@ docs/results.md. A full disk takes root: without it those cases are left out, an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -27,16 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import warm_python
 
 from conformance.hostile.case import Case
-from conformance.hostile.fixtures import (
-    can_mount,
-    full_disk,
-    furnish,
-    prepare_templates,
-    remove_templates,
-)
+from conformance.hostile.fixtures import can_mount, furnish, prepare_templates, remove_templates
 from conformance.hostile.judge import Answer, Result, judge
 from conformance.hostile.tables import KINDS, draw
-from conformance.hostile.values import FULL
 
 #: Raw tracebacks that the issue allows; of everything else that is bad, none.
 MOST_RAW = 5
@@ -45,28 +38,16 @@ RAW = (Answer.TRACEBACK, Answer.BARE)
 
 def try_one(case: Case, base: Path) -> Result | None:
     """Run a case below ``base``; None where this machine cannot make what it needs."""
-    with tempfile.TemporaryDirectory(dir=base) as name, contextlib.ExitStack() as stack:
+    if case.mounts and not can_mount():
+        return None
+    with tempfile.TemporaryDirectory(dir=base) as name:
         directory = Path(name, "work")
         furnish(directory, checkpoint=case.checkpoint)
         case.prepare(directory)
-        if any(FULL in word for word in case.words):
-            try:
-                stack.enter_context(full_disk(directory / FULL))
-            except OSError:
-                return None
-        if case.mounts and not can_mount():
-            return None
-        python = warm_python.interpreter() if case.trains else sys.executable
+        # A fork of the warm Python has the file systems of that.
+        warm = case.trains and not case.mounts
+        python = warm_python.interpreter() if warm else sys.executable
         return judge(case, directory, python)
-
-
-def try_all(cases: Sequence[Case], jobs: int) -> Iterator[Result | None]:
-    """Run cases side by side; results in their order."""
-    with (
-        tempfile.TemporaryDirectory(prefix="hostile-") as base,
-        ThreadPoolExecutor(jobs) as pool,
-    ):
-        yield from pool.map(lambda case: try_one(case, Path(base)), cases)
 
 
 def show(number: int, result: Result, whole: bool) -> None:
@@ -125,12 +106,17 @@ def main() -> int:
     began, results, left_out = time.monotonic(), [], 0
     prepare_templates(any(case.checkpoint for case in cases))
     try:
-        for number, result in enumerate(try_all(cases, options.jobs), options.skip):
-            if result is None:
-                left_out += 1
-                continue
-            results.append(result)
-            show(number, result, options.show)
+        with (
+            tempfile.TemporaryDirectory(prefix="hostile-") as base,
+            ThreadPoolExecutor(options.jobs) as pool,
+        ):
+            found = pool.map(partial(try_one, base=Path(base)), cases)
+            for number, result in enumerate(found, options.skip):
+                if result is None:
+                    left_out += 1
+                    continue
+                results.append(result)
+                show(number, result, options.show)
     finally:
         remove_templates()
     return 0 if report(results, time.monotonic() - began, left_out) else 1

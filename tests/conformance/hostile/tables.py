@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from conformance.hostile import environment, faults, files, training
+from conformance.hostile import environment, faults, training
 from conformance.hostile.case import Case, Maker
 from conformance.hostile.commands import slot_cases
 
@@ -22,10 +22,6 @@ KINDS: Final[Mapping[str, tuple[int, Maker]]] = {
     "faults": (16, faults.faults),
     "signals": (15, faults.signals),
     "together": (6, faults.together),
-    "plugins": (8, environment.plugins),
-    "recordings": (5, files.recordings),
-    "indices": (5, files.indices),
-    "command lines": (5, files.command_lines),
     "arguments": (12, training.arguments),
     "training": (5, training.paths),
     "checkpoints": (5, training.checkpoints),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import resource
 import sys
@@ -14,7 +13,6 @@ import pytest
 from conformance.hostile.case import Case
 from conformance.hostile.fixtures import can_mount, furnish, prepare_templates, remove_templates
 from conformance.hostile.judge import Answer, judge
-from conformance.hostile.run import try_one
 from conformance.hostile.tables import KINDS, draw
 
 #: What a program does wrong -> what the judge must call it. Each is injected in `bad_program.py`.
@@ -39,13 +37,6 @@ def three_parts():
     print("accel-bridge: error: x\\n  evidence: y\\n  next:     z", file=sys.stderr)
     sys.exit(2)
 """
-#: Kinds whose cases start no Megatron and import no torch.
-QUICK = [
-    *("outputs", "inputs", "numbers", "words", "streams", "recordings", "indices", "faults"),
-    "together",
-]
-
-
 pytestmark = pytest.mark.conformance
 
 
@@ -102,22 +93,6 @@ def test_the_judge_sees_the_fault(fault: str, tmp_path: Path) -> None:
     if fault != "twice":
         assert judge(without, directory, sys.executable).answer is Answer.WRONGLY_ACCEPTED
     assert judge(case, directory, sys.executable).answer is Answer.REFUSED
-
-
-def sample(count: int) -> list[Case]:
-    """Cases of every quick kind, other ones than yesterday's: none of them is the fixed one."""
-    source = random.Random(os.environ.get("HOSTILE_SEED", "13"))
-    cases = draw(count * 8, source, QUICK)
-    slow = {"kernels", "run", "--micro-batch-size"}
-    quick = [case for case in cases if slow.isdisjoint(case.words)]
-    return source.sample([case for case in quick if case.memory is not None], count)
-
-
-@pytest.mark.parametrize("case", sample(8), ids=lambda case: f"{case.kind}: {case.name!a}")
-def test_a_sample_is_answered_well(case: Case, tmp_path: Path) -> None:
-    result = try_one(case, tmp_path)
-    if result is not None:  # no disk can be filled here
-        assert result.answer.good, f"{result.answer} {result.details}\n{result.shown[-3000:]}"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from conformance.hostile.case import Case, Prepare, nothing
-from conformance.hostile.files import damaged
 from conformance.hostile.fixtures import TRAINED
-from conformance.hostile.values import FULL, NO_PLACE, NOT_READABLE, Value, strange_contents
+from conformance.hostile.values import NO_PLACE, NOT_READABLE, Value, strange_contents
 
 #: Flags that count, and the texts that may stand there; some are right for a model.
 _COUNTS: Final = (
@@ -29,13 +29,8 @@ _REALS: Final = (
     *("norm-epsilon", "loss-scale", "rotary-percent"),
 )
 _WORDS: Final = (
-    *(
-        "lr-decay-style",
-        "tokenizer-type",
-        "position-embedding-type",
-        "normalization",
-        "ckpt-format",
-    ),
+    *("lr-decay-style", "tokenizer-type", "position-embedding-type", "normalization"),
+    "ckpt-format",
     *("optimizer", "distributed-backend", "transformer-impl", "dataloader-type", "split", "spec"),
     *("recompute-granularity", "attention-backend", "moe-token-dispatcher-type", "rope-scaling"),
     *("data-path", "tokenizer-model", "no-such-flag", "bf16-", "load", "fp8-format"),
@@ -109,33 +104,25 @@ def _train(
     name: str,
     words: Sequence[str],
     refused: bool | None = None,
-    prepare: Prepare = nothing,
     *,
     kind: str = "arguments",
-    checkpoint: bool = False,
     outputs: Sequence[str] = (),
+    **more: Any,
 ) -> Case:
+    """A training of two iterations.
+
+    :param more: fields of the case.
+    """
     model = list(TRAINED)
     if any(word.startswith(("--data-path", "--train-data-path")) for word in words):
         model.remove("--mock-data")
-    options = ["--train-iters", "2", *words]
-    return Case(
-        kind,
-        name,
-        ["accel_bridge", "pretrain", "--", *model, *options],
-        refused,
-        prepare,
-        outputs=("made", *outputs),
-        seconds=150,
-        memory=None,
-        trains=True,
-        checkpoint=checkpoint,
-    )
+    line = ["accel_bridge", "pretrain", "--", *model, "--train-iters", "2", *words]
+    own = {"outputs": ("made", *outputs), "seconds": 150, "memory": None, "trains": True}
+    return Case(kind, name, line, refused, **own, **more)
 
 
-#: Flag -> what leads to a place: a directory to be made, or an input.
+#: Flags of directories that are made.
 _WRITTEN: Final = ("save", "tensorboard-dir", "data-cache-path")
-_READ: Final = ("load", "data-path", "vocab-file", "tokenizer-model")
 
 
 def paths(_: random.Random) -> Iterator[Case]:
@@ -162,26 +149,26 @@ def paths(_: random.Random) -> Iterator[Case]:
 
 
 def _path(flag: str, value: Value, more: Sequence[str], refused: bool | None) -> Case:
-    outputs = [FULL, *([value.text] if not refused and value.text else [])]
     return _train(
         f"--{flag}: {value.name}",
         [f"--{flag}={value.text}", *more],
         refused,
-        value.prepare,
         kind="training",
-        outputs=outputs,
+        outputs=[value.text] if not refused and value.text else [],
+        prepare=value.prepare,
+        mounts=value.mounts,
     )
 
 
-def _files(directory: Path) -> list[Path]:
-    """The files of the checkpoint that hold it, in a stable order."""
-    return sorted(path for path in (directory / "checkpoint").rglob("*") if path.is_file())
+#: Numbers that break arithmetic.
+_EXTREMES: Final = (0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 def _one(name: str, change: Callable[[Path, random.Random], object], seed: int) -> Prepare:
     def prepare(directory: Path) -> None:
         source = random.Random(seed)
-        files = _files(directory)
+        paths = (directory / "checkpoint").rglob("*")
+        files = sorted(path for path in paths if path.is_file())  # in a stable order
         # Not every Megatron writes each of them.
         change(source.choice([path for path in files if name in path.name] or files), source)
 
@@ -189,43 +176,36 @@ def _one(name: str, change: Callable[[Path, random.Random], object], seed: int) 
 
 
 def _damage(path: Path, source: random.Random) -> None:
-    path.write_bytes(damaged(path.read_bytes(), source))
+    """One to three changes."""
+    made_of = bytearray(path.read_bytes())
+    for _ in range(source.randint(1, 3)):
+        at = source.randrange(len(made_of) or 1)
+        kind = source.randrange(5)
+        if kind == 0 and made_of:
+            made_of[at] ^= 1 << source.randrange(8)
+        elif kind == 1:
+            value = struct.pack("<Q", source.choice(_EXTREMES))
+            made_of[at : at + 8] = value[: len(made_of) - at]
+        elif kind == 2:
+            del made_of[at : at + source.randint(1, 16)]
+        elif kind == 3:
+            made_of[at:at] = source.randbytes(source.randint(1, 16))
+        else:
+            del made_of[at:]
+    path.write_bytes(made_of)
 
 
-def _empty(path: Path, _: random.Random) -> None:
-    path.write_bytes(b"")
-
-
-def _remove(path: Path, _: random.Random) -> None:
-    path.unlink()
-
-
-def _halve(path: Path, _: random.Random) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def _to_directory(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _to_loop(path: Path, _: random.Random) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def _zero(path: Path, _: random.Random) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-_CHANGES: Final = (_damage, _empty, _remove, _halve, _to_directory, _to_loop, _zero)
-_FILES: Final = (
-    "latest_checkpointed",
-    "metadata.json",
-    ".metadata",
-    ".distcp",
-    "integ",
-)
+#: What is done to a file of a checkpoint.
+_CHANGES: Final[dict[str, Callable[[Path, random.Random], object]]] = {
+    "damage": _damage,
+    "empty": lambda path, _: path.write_bytes(b""),
+    "remove": lambda path, _: path.unlink(),
+    "halve": lambda path, _: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "to_directory": lambda path, _: (path.unlink(), path.mkdir()),
+    "to_loop": lambda path, _: (path.unlink(), path.symlink_to(path.name)),
+    "zero": lambda path, _: path.write_bytes(bytes(path.stat().st_size)),
+}
+_FILES: Final = ("latest_checkpointed", "metadata.json", ".metadata", ".distcp", "integ")
 #: Arguments with which the checkpoint must not, or need not, be loaded.
 _OTHER_RUN: Final = {
     "another size": ("--hidden-size 128", True),
@@ -251,18 +231,17 @@ def checkpoints(source: random.Random) -> Iterator[Case]:
     """Checkpoints whose files are damaged, or that belong to another run."""
     for _ in range(3):
         for name in _FILES:
-            for change in _CHANGES:
+            for how, change in _CHANGES.items():
                 seed = source.randrange(2**32)
                 # Without the sums beside it a checkpoint is what it was before there were any.
-                refused = None if name == "integ" and change is _remove else True
-                if name == "latest_checkpointed" and change in (_damage, _remove):
+                refused = None if name == "integ" and how == "remove" else True
+                if name == "latest_checkpointed" and how in ("damage", "remove"):
                     refused = None
-                title = f"{name}: {change.__name__[1:]} {seed}"
-                yield _loading(title, [], refused, _one(name, change, seed))
+                yield _loading(f"{name}: {how} {seed}", [], refused, _one(name, change, seed))
     for title, (line, refused) in _OTHER_RUN.items():
         yield _loading(title, line.split(), refused, nothing)
 
 
 def _loading(name: str, words: Sequence[str], refused: bool | None, prepare: Prepare) -> Case:
     options: list[Any] = ["--train-iters", "4", "--load", "checkpoint", *words]
-    return _train(name, options, refused, prepare, kind="checkpoints", checkpoint=True)
+    return _train(name, options, refused, kind="checkpoints", prepare=prepare, checkpoint=True)

@@ -23,16 +23,20 @@ class Value:
     :param text: as it stands on the command line.
     :param refused: whether a command must refuse it; None where it may take it.
     :param prepare: makes what it names.
+    :param mounts: as those of a case.
     """
 
     name: str
     text: str
     refused: bool | None = True
     prepare: Prepare = nothing
+    mounts: str = ""
 
 
-#: The file system that is full, in the directory of each case that names it.
-FULL: Final = "full-disk"
+def full(place: str) -> str:
+    """Mounts a file system that is full, for a case's command alone."""
+    fill = f"head -c 1M /dev/zero > {place}/full 2>/dev/null || true"
+    return f"mkdir -p {place}; mount -t tmpfs -o size=4k tmpfs {place}; {fill}"
 
 
 def _write(name: str, data: bytes) -> Prepare:
@@ -43,24 +47,13 @@ def _link(name: str, target: str) -> Prepare:
     return lambda directory: (directory / name).symlink_to(target)
 
 
-def _both(first: Prepare, second: Prepare) -> Prepare:
-    def make(directory: Path) -> None:
-        first(directory)
-        second(directory)
-
-    return make
+def _link_each_other(directory: Path) -> None:
+    _link("l1", "l2")(directory)
+    _link("l2", "l1")(directory)
 
 
 def _hard_link(name: str, target: str) -> Prepare:
     return lambda directory: (directory / name).hardlink_to(directory / target)
-
-
-def _directory(name: str) -> Prepare:
-    return lambda directory: (directory / name).mkdir()
-
-
-def _pipe(name: str) -> Prepare:
-    return lambda directory: os.mkfifo(directory / name)
 
 
 def _socket(name: str) -> Prepare:
@@ -89,10 +82,10 @@ NO_PLACE: Final = (
     Value("a path too long", "d/" * 3000 + "x"),
     Value("a link to itself", "loop", prepare=_link("loop", "loop")),
     Value("below a link to itself", "loop/x", prepare=_link("loop", "loop")),
-    Value("two links to each other", "l1", prepare=_both(_link("l1", "l2"), _link("l2", "l1"))),
+    Value("two links to each other", "l1", prepare=_link_each_other),
     Value("in /proc", "/proc/no_such_file"),
     Value("in /sys", "/sys/no_such_file"),
-    Value("a full disk", f"{FULL}/x"),
+    Value("a full disk", "full-disk/x", mounts=full("full-disk")),
     Value("empty", ""),
 )  # fmt: skip
 #: Files that must not become output.
@@ -105,7 +98,7 @@ NO_FILE: Final = (
     Value("a new name with a slash", "new/", None),
     Value("a link into nowhere", "away", prepare=_link("away", "no_such/x")),
     Value("a link to a directory", "way", prepare=_link("way", "photos")),
-    Value("a pipe", "pipe", prepare=_pipe("pipe")),
+    Value("a pipe", "pipe", prepare=lambda directory: os.mkfifo(directory / "pipe")),
     Value("a socket", "socket", prepare=_socket("socket")),
     Value("a device that is full", "/dev/full"),
     Value("somebody's text", "notes.txt"),

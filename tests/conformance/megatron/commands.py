@@ -59,10 +59,10 @@ class Command:
     what: str
     line: str
     shows: str = ""
-    asks: tuple[str, str] | tuple[()] = ()
+    asks: Sequence[str] = ()
     script: str = ""
-    edits: tuple[tuple[str, str], ...] = ()
-    upstream: tuple[str, str] | tuple[()] = ()
+    edits: Sequence[tuple[str, str]] = ()
+    upstream: Sequence[str] = ()
     writes: str = ""
     directory: str = "$CHECKOUT"
     resumes: int = 0
@@ -80,13 +80,8 @@ def read(path: Path = LIST) -> tuple[dict[str, str], list[Command]]:
     import tomllib
 
     document = tomllib.loads(path.read_text(encoding="utf-8"))
-    rows = []
-    for entry in document["command"]:
-        lists: dict[str, tuple[object, ...]] = {"asks": tuple(entry.get("asks", ()))}
-        lists["upstream"] = tuple(entry.get("upstream", ()))
-        lists["edits"] = tuple((old, new) for old, new in entry.get("edits", ()))
-        rows.append(Command(**{**entry, **lists, "line": " ".join(entry["line"].split())}))
-    return document["words"], rows
+    rows = [{**row, "line": " ".join(row["line"].split())} for row in document["command"]]
+    return document["words"], [Command(**row) for row in rows]
 
 
 def small_script(text: str, edits: Sequence[tuple[str, str]]) -> str:

@@ -28,7 +28,7 @@ from pathlib import Path
 import megatron_programs
 from cells import Chain
 from layouts import FOUR_LAYOUTS, FOUR_MODELS, LAYOUTS, MODELS, USUAL, USUAL_LAYOUTS
-from megatron_programs import ENTRIES, Row, Trainer, version_of
+from megatron_programs import ENTRIES, Row, Trainer, named
 
 
 def main() -> int:
@@ -44,7 +44,7 @@ def main() -> int:
         own = (asked.backend, asked.entry, python, asked.limit, asked.wheel)
         chains = [
             Chain(Trainer(checkout, *own), version, model, precision, logs)
-            for version, checkout in map(_named, asked.checkouts)
+            for version, checkout in map(named, asked.checkouts)
             for model in asked.models.split(",")
             for precision in asked.precisions.split(",")
         ]
@@ -74,13 +74,6 @@ def _parser() -> argparse.ArgumentParser:
         "--within", type=float, default=float("inf"), help="start nothing after this many seconds"
     )
     return parser
-
-
-def _named(word: str) -> tuple[str, Path]:
-    """Name and directory of a Megatron."""
-    name, _, path = word.rpartition("=")
-    checkout = Path(path).resolve()
-    return name or version_of(checkout), checkout
 
 
 def _rows(chains: Sequence[Chain], arguments: argparse.Namespace) -> Iterator[Row]:

@@ -180,6 +180,13 @@ def version_of(checkout: Path) -> str:
     return f"{found['MAJOR']}.{found['MINOR']}.{found['PATCH']}{found['PRE_RELEASE']}"
 
 
+def named(word: str) -> tuple[str, Path]:
+    """Name and directory of a Megatron, of ``[NAME=]CHECKOUT``."""
+    name, _, path = word.rpartition("=")
+    checkout = Path(path).resolve()
+    return name or version_of(checkout), checkout
+
+
 def finish(asked: argparse.Namespace, ended: Iterable[tuple[str, Row]]) -> int:
     """A line for each (kind, row) as it ends, then the results; status 1 when one failed."""
     rows: dict[str, list[Row]] = {}

@@ -32,7 +32,7 @@ from rehearsed import Rehearsed
 
 from accel_bridge.apps.comparison import NotComparable, compare
 from accel_bridge.bridge.activation import BEFORE
-from accel_bridge.recording import PLAN, Observation, Plan, read
+from accel_bridge.recording import PLAN, Plan, read
 
 ALL: Final = 5
 SAVED: Final = 1
@@ -164,7 +164,8 @@ class Try:
         sizes = [
             (one.distance.means if low else one.size, one)
             for one in found.departures
-            if one.kind != "weight gradient" or norm_of(one.a, one.b) > NOISE * norm
+            if one.kind != "weight gradient"
+            or math.sqrt(max(one.a.moments.squares, one.b.moments.squares)) > NOISE * norm
         ]
         worst = next(((size, one) for size, one in sizes if size > 5 * one.limit), None)
         if worst is None:
@@ -208,11 +209,6 @@ class Try:
         found = numbers_in(output)
         losses = {step: values.get("lm loss", math.nan) for step, values in found.items()}
         return error_in(status, output, steps, losses), found
-
-
-def norm_of(*tensors: Observation) -> float:
-    """The largest of these."""
-    return max(math.sqrt(one.moments.squares) for one in tensors)
 
 
 def verdict(error: str) -> str:

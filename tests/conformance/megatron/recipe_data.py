@@ -7,14 +7,13 @@ and sources; nothing is fetched.
 from __future__ import annotations
 
 import json
-import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from tokenizers import BertWordPieceTokenizer, pre_tokenizers
 
 DIRECTORY: Final = "text/common_pile/v01_filtered_data"
 
@@ -24,7 +23,7 @@ VOCABULARY: Final = 1024
 #: Documents of a data set: 9 in 100,000 must be one, for T5's validation and for its test.
 DOCUMENTS: Final = 12_000
 
-_SPECIAL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_SPECIAL: Final = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _FILL_IN: Final = ("<fim_prefix>", "<fim_middle>", "<fim_suffix>", "<fim_pad>")
 
 
@@ -35,23 +34,27 @@ def make(checkout: Path, directory: Path) -> None:
         return
     texts = list(_texts(checkout))
     target = directory / DIRECTORY
-    vocabulary = _byte_vocabulary()
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    names = [*sorted(letters.alphabet()), *_FILL_IN, "<|endoftext|>"]
+    names += [f"<unused{index}>" for index in range(VOCABULARY - len(names))]
+    vocabulary = {name: index for index, name in enumerate(names)}
     for bpe in (target / "bpe", directory / "text/the_pile/shard00/bpe"):
         bpe.mkdir(parents=True, exist_ok=True)
         (bpe / "vocab.json").write_text(json.dumps(vocabulary), encoding="utf-8")
         (bpe / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
-    letters = bytes_to_letters()
+    spelled = ["".join(part for part, _ in letters.pre_tokenize_str(text)) for text in texts]
     end = vocabulary["<|endoftext|>"]
     for place in (target, directory / "text/the_pile/shard00"):
         write_indexed(
             place / "my-gpt3_00_text_document",
-            [[[*(vocabulary[letters[byte]] for byte in text.encode()), end]] for text in texts],
+            [[[*map(vocabulary.__getitem__, text), end]] for text in spelled],
         )
-    pieces = _word_pieces(texts)
+    pieces = BertWordPieceTokenizer(lowercase=False)
+    pieces.train_from_iterator(texts, VOCABULARY, special_tokens=_SPECIAL, show_progress=False)
+    words = sorted(pieces.get_vocab(), key=pieces.token_to_id)
     for name in ("vocab.txt", "bert-large-cased-vocab.txt"):
-        (target / name).write_text("\n".join(pieces) + "\n", encoding="utf-8")
-    ids = {piece: index for index, piece in enumerate(pieces)}
-    lines = [_encode(ids, text) for text in texts]
+        (target / name).write_text("\n".join(words) + "\n", encoding="utf-8")
+    lines = [pieces.encode(text, add_special_tokens=False).ids for text in texts]
     # A document of BERT needs two sentences; four short texts make one.
     write_indexed(
         target / "my-bert_00_text_sentence",
@@ -77,22 +80,6 @@ def write_indexed(prefix: Path, documents: Iterable[Sequence[Sequence[int]]]) ->
     builder.finalize(f"{prefix}.idx")
 
 
-def bytes_to_letters() -> dict[int, str]:
-    """GPT-2's printable letter for every byte."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in printable}
-    others = [byte for byte in range(256) if byte not in letters]
-    letters.update({byte: chr(256 + index) for index, byte in enumerate(others)})
-    return letters
-
-
-def _byte_vocabulary() -> dict[str, int]:
-    names = [letter for _, letter in sorted(bytes_to_letters().items())]
-    names += [*_FILL_IN, "<|endoftext|>"]
-    names += [f"<unused{index}>" for index in range(VOCABULARY - len(names))]
-    return {name: index for index, name in enumerate(names)}
-
-
 def _texts(checkout: Path) -> Iterable[str]:
     """Short texts, so many that a split of 9 in 100,000 holds one."""
     taken = 0
@@ -103,25 +90,3 @@ def _texts(checkout: Path) -> Iterable[str]:
             taken += 1
             if taken == DOCUMENTS:
                 return
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[A-Za-z]+|[0-9]|[^\sA-Za-z0-9]", text)
-
-
-def _word_pieces(texts: Iterable[str]) -> list[str]:
-    counts = Counter(word for text in texts for word in _words(text))
-    ascii_letters = [chr(code) for code in range(33, 127)]
-    common = [word for word, _ in counts.most_common(600) if len(word) > 1]
-    return [*_SPECIAL, *ascii_letters, *(f"##{letter}" for letter in ascii_letters), *common]
-
-
-def _encode(ids: dict[str, int], text: str) -> list[int]:
-    encoded: list[int] = []
-    for word in _words(text):
-        if word in ids:
-            encoded.append(ids[word])
-        else:
-            pieces = [word[0], *(f"##{letter}" for letter in word[1:])]
-            encoded += [ids.get(piece, ids["[UNK]"]) for piece in pieces]
-    return encoded or [ids["[UNK]"]]

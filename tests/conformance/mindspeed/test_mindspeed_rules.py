@@ -33,18 +33,6 @@ def test_sizes_shrink_and_computations_stay() -> None:
     assert not {"--bf16", "--noop-layers"} & set(small)
 
 
-def test_the_checkpoint_has_the_adapters_and_no_step() -> None:
-    start = dict(rules.flags_of(rules.small(SCRIPT, {}, start="/start")))
-    wanted = {
-        "--lr": ["0"],
-        "--train-iters": ["1"],
-        "--save": ["/start"],
-        "--lora-target-modules": ["linear_qkv", "linear_proj"],
-    }
-    assert wanted.items() <= start.items()
-    assert not {"--load", "--finetune"} & set(start)
-
-
 def test_the_injected_fault_is_one() -> None:
     words = rules.small(SCRIPT, {})
     assert rules.small(SCRIPT, {}, wrong=True) == [*words, *rules.INJECTED]

@@ -17,21 +17,20 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "megatron"))
 
-from injected_limits import ERRORS
 from megatron_programs import Trainer
 from mixtures import COMMON, Mixture, draw
+from parity.injected import SMALL
 from random_training import known_flags
-from recorder import record
+from recorder import departs, record
 from warm_python import interpreter
 
-from accel_bridge.apps.comparison import Comparison, NotComparable, compare
-from accel_bridge.recording import Recording, read
+from accel_bridge.recording import Recording
 
 _TP2: Final = "--tensor-model-parallel-size 2"
 _PP2: Final = "--pipeline-model-parallel-size 2"
@@ -61,22 +60,14 @@ LONG: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Recorder:
-    """Makes recordings with their limits; one of the same words is made once."""
-
-    directory: Path
-
-    def record(
-        self, processes: int, words: Sequence[str], error: str = "", limits: bool = False
-    ) -> Recording | str:
-        """The recording, or the last line of what was said instead."""
-        name = re.sub(r"\W+", "-", " ".join((str(processes), error, *words)))
-        out = self.directory / f"{random.Random(name).getrandbits(64):x}.rec"
-        if out.exists():
-            return read(out)
-        options = ["--nproc-per-node", str(processes), *(["--limits"] if limits else [])]
-        return record(out, [*words, "--train-iters", "2"], options=options, error=error)
+def kept(
+    directory: Path, processes: int, words: Sequence[str], error: str = "", limits: bool = False
+) -> Recording | str:
+    """The recording of these words, which is made once, or what was said instead."""
+    name = re.sub(r"\W+", "-", " ".join((str(processes), error, *words)))
+    out = directory / f"{random.Random(name).getrandbits(64):x}.rec"
+    options = ["--nproc-per-node", str(processes), *(["--limits"] if limits else [])]
+    return record(out, [*words, "--train-iters", "2"], options=options, error=error)
 
 
 def layouts_of(mixture: Mixture) -> list[tuple[int, str]]:
@@ -95,18 +86,7 @@ def layouts_of(mixture: Mixture) -> list[tuple[int, str]]:
     ]
 
 
-def found(comparison: Comparison) -> str:
-    """PASS, or what departs first."""
-    if comparison.passed:
-        return "PASS"
-    first = comparison.first
-    if first is None:
-        row = comparison.first_row
-        return "FAIL loss or gradient norm" + ("" if row is None else f" at step {row.a.number}")
-    return f"FAIL {first.where}: {first.size:.2g}, limit {first.limit:.2g}"
-
-
-def clean(recorder: Recorder, seed: int, flags: Mapping[str, list[str]]) -> tuple[int, int]:
+def clean(directory: Path, seed: int, flags: Mapping[str, list[str]]) -> tuple[int, int]:
     """Compare the layouts of one model; (pairs, false alarms)."""
     mixture = draw(seed, flags)
     precision = ["--bf16"] if seed % 2 else []
@@ -114,7 +94,7 @@ def clean(recorder: Recorder, seed: int, flags: Mapping[str, list[str]]) -> tupl
     print(f"model {seed}: {' '.join((*mixture.what, *precision))}", flush=True)
     made: dict[str, Recording] = {}
     for processes, more in layouts_of(mixture):
-        one = recorder.record(processes, [*words, *more.split()], limits=not made)
+        one = kept(directory, processes, [*words, *more.split()], limits=not made)
         if isinstance(one, str):
             print(f"  left out: [{processes}] {more}: {one}", flush=True)
             if not made:  # Megatron refuses the model
@@ -124,11 +104,7 @@ def clean(recorder: Recorder, seed: int, flags: Mapping[str, list[str]]) -> tupl
             made[f"[{processes}] {more}"] = replace(one, limits=first.limits)
     alarms = 0
     for a, b in itertools.combinations(made, 2):
-        try:
-            text = found(compare(made[a], made[b]))
-        except NotComparable as error:
-            text = f"FAIL not comparable: {error.evidence}"
-        if text != "PASS":
+        if text := departs(made[a], made[b]):
             alarms += 1
             print(f"  FALSE ALARM {a} and {b}: {text}", flush=True)
     pairs = len(made) * (len(made) - 1) // 2
@@ -136,18 +112,18 @@ def clean(recorder: Recorder, seed: int, flags: Mapping[str, list[str]]) -> tupl
     return pairs, alarms
 
 
-def injected(recorder: Recorder) -> int:
+def injected(directory: Path) -> int:
     """Print what each rule finds of each error; the number that measured limits miss."""
     missed = 0
-    for error in ERRORS:
+    for error in SMALL:
         words = [*COMMON, *INJECTED, *(LONG if error == "rotary-base" else ())]
-        good, bad = recorder.record(1, words, limits=True), recorder.record(1, words, error)
+        good, bad = kept(directory, 1, words, limits=True), kept(directory, 1, words, error)
         if isinstance(good, str) or isinstance(bad, str):
             raise SystemExit(f"{error}: {good} {bad}")
-        by_table = compare(replace(good, limits={}), replace(bad, limits={}))
-        measured = compare(good, bad)
-        missed += measured.passed
-        print(f"{error}\n  table:    {found(by_table)}\n  measured: {found(measured)}", flush=True)
+        by_table = departs(replace(good, limits={}), replace(bad, limits={}))
+        measured = departs(good, bad)
+        missed += not measured
+        print(f"{error}\n  table:    {by_table or 'PASS'}\n  measured: {measured or 'PASS'}")
     return missed
 
 
@@ -160,14 +136,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         keep: Path = arguments.keep or Path(directory)
         keep.mkdir(parents=True, exist_ok=True)
-        recorder = Recorder(keep)
         trainer = Trainer(keep, entry="pretrain", python=interpreter())
-        missed, flags = injected(recorder), known_flags(trainer, keep)
+        missed, flags = injected(keep), known_flags(trainer, keep)
         pairs = alarms = models = 0
         for seed in map(int, arguments.seeds.split(",")):
-            more, false = clean(recorder, seed, flags)
+            more, false = clean(keep, seed, flags)
             pairs, alarms, models = pairs + more, alarms + false, models + (more > 0)
-    print(f"{missed} of {len(ERRORS)} errors missed; {pairs} pairs of {models} models, ", end="")
+    print(f"{missed} of {len(SMALL)} errors missed; {pairs} pairs of {models} models, ", end="")
     print(f"{alarms} false alarms")
     return int(missed > 0 or alarms > 0)
 

@@ -23,11 +23,10 @@ from typing import Any, Final
 sys.path.append(str(Path(__file__).resolve().parents[1] / "megatron"))
 
 from layouts import COMMON, MODELS
-from megatron_programs import version_of
+from megatron_programs import named, version_of
 from recipe_data import write_indexed
-from recorder import record
+from recorder import departs, record
 
-from accel_bridge.apps.comparison import NotComparable, compare
 from accel_bridge.recording import Recording
 
 STEPS: Final = 5
@@ -69,19 +68,6 @@ def common(a: Recording, b: Recording) -> tuple[Recording, Recording]:
     return replace(a, identity=shared(a, b)), replace(b, identity=shared(b, a))
 
 
-def departs(a: Recording, b: Recording) -> str:
-    """What departs first, and by how much; empty for nothing."""
-    try:
-        found = compare(*common(a, b))
-    except NotComparable as error:
-        return f"not comparable: {'; '.join(error.evidence)}"
-    if found.passed:
-        return ""
-    if found.first is None:
-        return "the loss or the gradient norm"
-    return f"{found.first.where}: {found.first.size:.1g}"
-
-
 def rows(model: str, made: Sequence[tuple[str, Recording | str]]) -> list[Row]:
     """The table's rows of a model."""
     found = []
@@ -94,7 +80,7 @@ def rows(model: str, made: Sequence[tuple[str, Recording | str]]) -> list[Row]:
         far = max(
             abs(x.loss - y.loss) / y.loss for x, y in zip(one.steps, recorded[0].steps, strict=True)
         )
-        words = departs(recorded[-2], one) if len(recorded) > 1 else ""
+        words = departs(*common(recorded[-2], one)) if len(recorded) > 1 else ""
         reason = REASONS.get((name, model), "") if words else ""
         found.append(Row(name, model, one.steps[-1].loss, far, words, reason))
     return found
@@ -114,13 +100,9 @@ def main() -> int:
     parser.add_argument("--models", default="dense,moe,mla")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    named: list[tuple[str, Path | None]] = []
-    for text in arguments.checkouts:
-        name, _, directory = text.rpartition("=")
-        checkout = Path(directory).resolve()
-        named.append((name or version_of(checkout), checkout))
-    newest = bool(named) and named[-1][0] == "main"
-    named.insert(len(named) - newest, (version_of(Path("/nowhere")), None))
+    trees: list[tuple[str, Path | None]] = [*map(named, arguments.checkouts)]
+    newest = bool(trees) and trees[-1][0] == "main"
+    trees.insert(len(trees) - newest, (version_of(Path("/nowhere")), None))
     found: list[Row] = []
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "text"
@@ -128,7 +110,7 @@ def main() -> int:
         write_indexed(data, [[[source.randrange(255) for _ in range(300)]] for _ in range(64)])
         for model in arguments.models.split(","):
             made = []
-            for name, checkout in named:
+            for name, checkout in trees:
                 out = Path(directory) / f"{model}-{name}" / "run.rec"
                 made.append((name, record(out, words_of(model, data), checkout=checkout)))
             for row in rows(model, made):

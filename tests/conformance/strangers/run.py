@@ -18,7 +18,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +43,6 @@ class Outcome:
 
     status: str
     said: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """A suite's comparison.
-
-    :param same: tests that ended alike.
-    :param by_gpu: tests that differ and name a GPU.
-    :param different: the other tests that differ: id, without, with, what was said.
-    """
-
-    suite: str
-    version: str
-    passed: int
-    failed: int
-    skipped: int
-    same: int
-    by_gpu: tuple[str, ...]
-    different: tuple[tuple[str, str, str, str], ...]
 
 
 def outcomes(report: Path) -> dict[str, Outcome]:
@@ -125,13 +106,16 @@ def run(
     return outcomes(report)
 
 
-def compare(
-    suite: str, version: str, plain: dict[str, Outcome], ours: dict[str, Outcome]
-) -> Result:
-    """What differs; a test that only one run has differs too."""
+def compare(plain: dict[str, Outcome], ours: dict[str, Outcome]) -> dict[str, Any]:
+    """A suite's numbers without the bridge, and what differs with it.
+
+    ``same``: tests that ended alike; ``by_gpu``: tests that differ and name a GPU; ``different``:
+    the others that do, those that only one run has too: id, without, with, what was said.
+    """
     by_gpu, different = [], []
     missing = Outcome("missing")
-    for name in sorted(plain.keys() | ours.keys()):
+    names = sorted(plain.keys() | ours.keys())
+    for name in names:
         before, after = plain.get(name, missing), ours.get(name, missing)
         if before.status == after.status:
             continue
@@ -145,17 +129,9 @@ def compare(
             lines = (after.said or before.said).strip().splitlines()
             different.append((name, before.status, after.status, lines[0][:300] if lines else ""))
     count = Counter(one.status for one in plain.values())
-    same = len(plain.keys() | ours.keys()) - len(by_gpu) - len(different)
-    return Result(
-        suite,
-        version,
-        count["passed"],
-        count["failed"],
-        count["skipped"],
-        same,
-        tuple(by_gpu),
-        tuple(different),
-    )
+    found = {status: count[status] for status in ("passed", "failed", "skipped")}
+    same = len(names) - len(by_gpu) - len(different)
+    return {**found, "same": same, "by_gpu": by_gpu, "different": different}
 
 
 def version_of(environment: Path, name: str) -> str:
@@ -185,16 +161,18 @@ def main(words: list[str]) -> int:
             print(f"{suite.name}: not run: there is no {sources / suite.name}")
             continue
         plain, ours = (run(suite, environment, sources, out, bridge) for bridge in (False, True))
-        result = compare(suite.name, version_of(environment, suite.name), plain, ours)
-        kept[suite.name] = asdict(result)
+        result = compare(plain, ours)
+        version = version_of(environment, suite.name)
+        kept[suite.name] = {"suite": suite.name, "version": version, **result}
         RESULTS.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
-        wrong += len(result.different)
+        differ = result["different"]
+        wrong += len(differ)
         print(
-            f"{suite.name} {result.version}: {result.same} alike, {len(result.by_gpu)} ask for a "
-            f"GPU, {len(result.different)} differ",
+            f"{suite.name} {version}: {result['same']} alike, {len(result['by_gpu'])} ask for a "
+            f"GPU, {len(differ)} differ",
             flush=True,
         )
-        for name, before, after, said in result.different:
+        for name, before, after, said in differ:
             print(f"  {name}: {before} without, {after} with the bridge: {said}")
     return int(wrong > 0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import tomllib
-from name_patterns import matches
+from suite_outcomes import matches
 
 #: A file for each library.
 LISTS: Final = Path(__file__).with_name("reasons")
@@ -65,9 +65,7 @@ class Suite:
         return list(self.of.get(file, {}).get("before", ()))
 
 
-def read_suite(path: Path) -> Suite:
-    """``[suite]`` of a library's list."""
-    return Suite(**tomllib.loads(path.read_text(encoding="utf-8"))["suite"])
-
-
-SUITES: Final = {path.stem: read_suite(path) for path in sorted(LISTS.glob("*.toml"))}
+SUITES: Final = {
+    path.stem: Suite(**tomllib.loads(path.read_text(encoding="utf-8"))["suite"])
+    for path in sorted(LISTS.glob("*.toml"))
+}

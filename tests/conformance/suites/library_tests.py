@@ -32,14 +32,14 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final
 
 from library_suites import LISTS, SUITES, Suite
-from name_patterns import matches
+from suite_outcomes import counts_text, matches
 
 #: Why a test may fail.
 KINDS: Final = (
@@ -145,19 +145,14 @@ def run_files(
         if suite.bridge:
             # Pythons that tests start, torchrun's above all, have the bridge too.
             (Path(scratch) / "sitecustomize.py").write_text("import accel_bridge.auto\n")
+        imports = ((arguments.checkout / one).resolve() for one in suite.imports)
+        paths = [scratch, Path(__file__).resolve().parent, directory, *imports]
+        own = os.environ.get("PYTHONPATH", "")  # the caller's, behind ours
         environ = {
             **os.environ,
             **{key: text.format(scratch=scratch) for key, text in suite.environ.items()},
             **suite.needs(name, "environ"),
-            "PYTHONPATH": os.pathsep.join(
-                [
-                    scratch,
-                    str(Path(__file__).resolve().parent),
-                    str(directory),
-                    *(str((arguments.checkout / one).resolve()) for one in suite.imports),
-                    *_paths(os.environ),
-                ]
-            ),
+            "PYTHONPATH": os.pathsep.join(filter(None, [*map(str, paths), own])),
             "ACCEL_BRIDGE_LIBRARIES": "none" if arguments.real else suite.shims,
             "ACCEL_BRIDGE_LOG": "quiet",
             "ACCEL_BRIDGE_BACKEND": arguments.backend,
@@ -200,11 +195,6 @@ def run_files(
             text = f"pytest ended with {done.returncode}: {done.stdout[-600:]}{done.stderr[-600:]}"
             results[f"{name}::"] = Result(f"{name}::", "failed", 0.0, text)
     return list(results.values())
-
-
-def _paths(environ: Mapping[str, str]) -> list[str]:
-    """The caller's own, behind ours."""
-    return [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
 def read_log(log: Path) -> tuple[list[str], dict[str, Result]]:
@@ -262,7 +252,7 @@ def main(words: Sequence[str]) -> int:
         counts = Counter(one.outcome for one in results)
         name = batch[0].relative_to(directory).as_posix()
         name += f" and {len(batch) - 1} more" if len(batch) > 1 else ""
-        print(f"{name}: {_counts(counts)}, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{name}: {counts_text(counts)}, {time.monotonic() - began:.0f} s", flush=True)
         for line in _lines(results):
             print(line, flush=True)
         if arguments.json:
@@ -290,14 +280,10 @@ def summary(found: Sequence[Result]) -> str:
     failed = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count)
     rest = Counter(one.outcome for one in outside)
     return (
-        f"{_counts(counts)}: {share}"
+        f"{counts_text(counts)}: {share}"
         + (f"; failed: {failed}" if failed else "")
-        + (f"; {OUTSIDE}: {_counts(rest)}" if outside else "")
+        + (f"; {OUTSIDE}: {counts_text(rest)}" if outside else "")
     )
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{counts.get(name, 0)} {name}" for name in ("passed", "failed", "skipped"))
 
 
 def _lines(results: Iterable[Result]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from library_tests_processes import spawn_from
+from suite_outcomes import said
 
 _SETTINGS: dict[str, Any] = json.loads(os.environ["LIBRARY_TESTS"])
 _LOG = Path(_SETTINGS["log"])
@@ -124,7 +125,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
             test=report.nodeid,
             outcome=report.outcome,
             seconds=report.duration,
-            message=_message(report),
+            message="\n".join(said(report)),
         )
 
 
@@ -133,23 +134,4 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
     if report.outcome != "passed":
         name = f"{report.nodeid}::"  # as a test of its own
         _write(test=name)
-        _write(test=name, outcome=report.outcome, seconds=0.0, message=_message(report))
-
-
-def _message(report: pytest.TestReport | pytest.CollectReport) -> str:
-    if report.outcome == "skipped":
-        return str(report.longrepr)[-300:]
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None:
-        return "\n".join([str(crash.message)[:2000], *_places(report.longrepr)])
-    text = str(report.longrepr or "")
-    lines = [line[2:].strip() for line in text.splitlines() if line.startswith("E ")]
-    named = (line for line in lines if "Error" in line)
-    return next(named, lines[-1] if lines else text[-300:])[:2000]
-
-
-def _places(failure: object) -> list[str]:
-    """Where the last calls before a failure were made, the failure itself last."""
-    entries = getattr(getattr(failure, "reprtraceback", None), "reprentries", [])
-    places = [getattr(entry, "reprfileloc", None) for entry in entries[-8:]]
-    return [f"{place.path}:{place.lineno}" for place in places if place is not None]
+        _write(test=name, outcome=report.outcome, seconds=0.0, message="\n".join(said(report)))

@@ -34,8 +34,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from megatron_suite_ranks import Job, supervise
-from megatron_suite_report import REASONS, add_arguments, counts_text, read, report
+from megatron_suite_report import REASONS, add_arguments, report
 from megatron_suite_small import read_small
+from suite_outcomes import counts_text
 
 from accel_bridge.process.child import environment
 
@@ -87,17 +88,6 @@ def run(arguments: argparse.Namespace) -> int:
     if chosen:
         known_files = set(files)
         files = [file for file in chosen if file in known_files]
-    earlier = [read(path)["tests"] for path in arguments.unless]
-    passed = {
-        f"{TESTS}/{test}"
-        for tests in earlier
-        for test, end in tests.items()
-        if end["outcome"] == "passed"
-    }
-    if earlier:
-        known = {f"{TESTS}/{test}" for tests in earlier for test in tests}
-        left = {test.partition("::")[0] for test in known - passed}
-        files = [file for file in files if file in left]
     parts = _parts(files, chosen, arguments)
     if bridge:
         # What tests spawn has it, too: a rank waits for ever for its dead writer of checkpoints.
@@ -116,7 +106,6 @@ def run(arguments: argparse.Namespace) -> int:
                 log=Path(name) / f"{number}.log",
                 environ=environ,
                 part=part,
-                without=frozenset(passed),
                 only=chosen.get(file, frozenset()),
                 small=small,
             )
@@ -331,9 +320,6 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--devices", type=int, default=0, help="accelerators to spread the groups on")
     one.add_argument("--without-bridge", action="store_true")
     one.add_argument("--megatron", default="", help="the version, where it cannot be read")
-    one.add_argument(
-        "--unless", type=Path, nargs="+", default=[], help="results; not what passed there"
-    )
     one.add_argument(
         "--tests", type=Path, metavar="FILE", help="run only these, a file::test in each line"
     )

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import pytest
 from megatron_suite_small import Edits, Small
+from suite_outcomes import said
 
 #: Seconds that ranks get to end a test in which another one has failed.
 GRACE: Final = 5.0
@@ -41,7 +42,6 @@ class Job:
 
     :param activate: the ranks activate the bridge themselves.
     :param part: (number, parts): which part of the file's tests.
-    :param without: names of tests to leave out.
     :param only: names of the tests to run; all where it is empty.
     :param ports: (first, count) of those that its groups meet at, one after the other.
     :param small: file -> what is written otherwise in it.
@@ -58,7 +58,6 @@ class Job:
     log: Path
     environ: dict[str, str]
     part: tuple[int, int] = (0, 1)
-    without: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     small: Mapping[str, Edits] = field(default_factory=dict)
     devices: list[int] = field(default_factory=list)
@@ -129,7 +128,6 @@ class Ranks:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """The chosen tests, without those of an earlier group."""
-        items[:] = [item for item in items if item.nodeid not in self._job.without]
         if self._job.only:
             items[:] = [item for item in items if item.nodeid in self._job.only]
         number, parts = self._job.part
@@ -172,7 +170,7 @@ class Ranks:
     def _end(
         self, test: str, outcome: str, seconds: float, report: Any, flaky: bool = False
     ) -> None:
-        message, where = _reason(report)
+        message, where = said(report)
         message = FLAKY + message if flaky else message
         self._tell(
             test=test, outcome=outcome, seconds=round(seconds, 2), message=message, where=where
@@ -230,28 +228,6 @@ def _destroy_groups() -> None:
                 dist.destroy_process_group(group)
 
 
-def _reason(report: Any) -> tuple[str, str]:
-    """(message, file:line) of a failure or a skip."""
-    if report is None:
-        return "", ""
-    if report.outcome == "skipped":
-        return str(report.longrepr)[-200:], ""
-    crash = getattr(report.longrepr, "reprcrash", None)
-    if crash is not None:
-        return str(crash.message)[:700], f"{_short(str(crash.path))}:{crash.lineno}"
-    lines = [line[2:].strip() for line in str(report.longrepr).splitlines() if line[:2] == "E "]
-    named = (line for line in lines if "Error" in line)
-    return next(named, lines[-1] if lines else str(report.longrepr)[-300:])[:700], ""
-
-
-def _short(path: str) -> str:
-    """A path below the directory that holds its package."""
-    for part in ("/tests/unit_tests/", "/site-packages/"):
-        if part in path:
-            return path.rpartition(part)[2]
-    return path
-
-
 def supervise(job: Job) -> None:
     """Run a file until every test has ended; write an event for each to ``job.log``."""
     record = _Record(job.log)
@@ -287,9 +263,9 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
     before = len(record.done)
     while True:
         now = time.time()
-        failed = [rank.ended[test] for rank in ranks if _outcome(rank, test) == "failed"]
-        if test and all(test in rank.ended for rank in ranks):
-            ends = [rank.ended[test] for rank in ranks]
+        ends = [rank.ended.get(test) for rank in ranks]
+        failed = [one for one in ends if one and one["outcome"] == "failed"]
+        if test and all(ends):
             passed = [one for one in ends if one["outcome"] == "passed"]
             record.conclude(**(failed or passed or ends)[0])
             if failed and len(failed) < len(ranks):
@@ -328,10 +304,6 @@ def _watch(job: Job, ranks: Sequence[_Rank], record: _Record) -> bool:
             elif "outcome" not in event and not test:
                 test, began, limit = event["test"], time.time(), job.limit
                 mark = FLAKY if event.get("flaky") else ""
-
-
-def _outcome(rank: _Rank, test: str) -> str:
-    return str(rank.ended.get(test, {}).get("outcome", ""))
 
 
 def _events(ranks: Sequence[_Rank], seconds: float) -> Iterator[dict[str, Any]]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from name_patterns import matches
+from suite_outcomes import counts_text, matches
 
 if TYPE_CHECKING:
     from compatibility_results import Run
@@ -81,7 +81,6 @@ class Verdict:
 
 
 PASSED: Final = Verdict("passed")
-SKIPPED: Final = Verdict("upstream", "skips itself")
 NOT_RUN: Final = Verdict("harness", "not reached within the time")
 
 
@@ -118,23 +117,21 @@ def judge_one(
     """What an outcome on one number of ranks means."""
     if end["outcome"] == "passed":
         return PASSED
-    if end["outcome"] == "skipped":
-        return _skipped(test, end["message"], backend, reasons)
     if end["outcome"] == "not run":
         return NOT_RUN
-    message = f"{end['message']} {end['where']}"
-    for reason in reasons:
-        if reason.kind != SKIPS and reason.covers(test, message, backend):
-            return Verdict(reason.kind, reason.name, end["message"], end["where"])
-    return Verdict("failed", _short(end["message"]), end["message"], end["where"])
-
-
-def _skipped(test: str, message: str, backend: str, reasons: Sequence[Reason]) -> Verdict:
-    """What a test says that skips itself."""
-    for reason in reasons:
-        if reason.kind == SKIPS and reason.covers(test, message, backend):
-            return replace(SKIPPED, reason=f"{SKIPPED.reason}: {reason.name}", message=message)
-    return replace(SKIPPED, message=message)
+    skipped = end["outcome"] == "skipped"
+    message = end["message"] if skipped else f"{end['message']} {end['where']}"
+    covering = (
+        reason
+        for reason in reasons
+        if (reason.kind == SKIPS) == skipped and reason.covers(test, message, backend)
+    )
+    reason = next(covering, None)
+    if skipped:
+        name = f"skips itself: {reason.name}" if reason else "skips itself"
+        return Verdict("upstream", name, end["message"])
+    kind, name = (reason.kind, reason.name) if reason else ("failed", _short(end["message"]))
+    return Verdict(kind, name, end["message"], end["where"])
 
 
 def judge(verdicts: Mapping[int, Verdict]) -> Verdict:
@@ -171,7 +168,8 @@ def judge_all(
                 known[test] = verdict
     tests = {test: None for known in worlds.values() for test in known}
     # A file that did not come to its tests in one run has them from another.
-    tests = {test: None for test in tests if not _only_a_file(test, tests)}
+    files = {f"{test.partition('::')[0]}::" for test in tests if not test.endswith("::")}
+    tests = {test: None for test in tests if test not in files}
     judged = {
         test: judge({world: known[test] for world, known in worlds.items() if test in known})
         for test in tests
@@ -179,23 +177,11 @@ def judge_all(
     return judged, dict(worlds)
 
 
-def _only_a_file(test: str, tests: Iterable[str]) -> bool:
-    return test.endswith("::") and any(one != test and one.startswith(test) for one in tests)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What the report needs."""
     parser.add_argument("results", nargs="+", type=Path, help="of one backend")
     parser.add_argument("--reasons", type=Path, default=REASONS)
     parser.add_argument("--failed", action="store_true", help="name every test that failed")
-    parser.add_argument(
-        "--without",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="RESULTS",
-        help="of runs without the bridge: what passed there must pass with it",
-    )
     parser.add_argument("--compatibility", type=Path, help="write the table's results to a file")
     parser.add_argument(
         "--over", type=Path, metavar="FILE", help="an earlier one, of which other directories stay"
@@ -222,12 +208,9 @@ def report(arguments: argparse.Namespace) -> int:
     print("\nfailed:")
     for line in _groups(judged, every=arguments.failed):
         print(line)
-    lost = _lost(judged, [read(path) for path in arguments.without])
-    for test in lost:
-        print(f"passes without the bridge, fails with it: {test}")
     if arguments.compatibility:
         _write_compatibility(arguments, documents, judged, worlds)
-    return 1 if counts["failed"] or lost else 0
+    return 1 if counts["failed"] else 0
 
 
 def _groups(judged: Mapping[str, Verdict], *, every: bool) -> Iterable[str]:
@@ -247,17 +230,6 @@ def _short(message: str) -> str:
     line = re.sub(r"0x[0-9a-f]+|\d+", "#", message.strip()).replace("\n", " ")
     # Paths are of one machine.
     return re.sub(r"(?<=['\" ])/[^'\" ]*", "PATH", line)[:100] or "no message"
-
-
-def _lost(judged: Mapping[str, Verdict], without: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Tests that pass without the bridge and fail with it."""
-    passed = {
-        test
-        for document in without
-        for test, end in document["tests"].items()
-        if end["outcome"] == "passed"
-    }
-    return [test for test, one in judged.items() if test in passed and one.outcome == "failed"]
 
 
 def _write_compatibility(
@@ -308,8 +280,3 @@ def _machines(machine: str, earlier: Run, kept: list[str]) -> str:
     where = f"{earlier.date[:10]} at {earlier.commit} with torch {torch}, {own}"
     parts += [f"{where}: {', '.join(kept)}"] if kept else []
     return "; on ".join(parts + named)
-
-
-def counts_text(counts: Mapping[str, int]) -> str:
-    """``3 failed, 12 passed``."""
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "nothing"
