@@ -54,9 +54,9 @@ def beside(
         inputs = [(leaf if gradients else rand)(device, *s, dtype=dtype) for s in shapes]
         found = on_npu(*inputs) if device == "npu" else on_cpu(*map(wide, inputs))
         found = [found] if isinstance(found, torch.Tensor) else list(found)
-        if not gradients:
-            return found
-        return with_gradients([t.to(dtype) if t.requires_grad else t for t in found], inputs)
+        if device == "cpu":
+            found = [t.to(dtype) if t.requires_grad else t for t in found]
+        return with_gradients(found, inputs) if gradients else found
 
     return case
 
