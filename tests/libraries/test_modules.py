@@ -84,23 +84,6 @@ def test_module_matches_its_formula(te: Any, name: str) -> None:
     assert distance(found, expected(injected, module, [x])) > 10 * TOLERANCE
 
 
-def test_grouped_linear_is_its_layers(te: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = [3, 0, 4]
-    grouped = te.GroupedLinear(3, 8, 6)
-    randomize(grouped)
-    x = torch.randn(7, 8)
-
-    def formula(rows: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
-        layers = zip(rows.split(splits), parameters[::2], parameters[1::2], strict=True)
-        return torch.cat([functional.linear(*layer) for layer in layers])
-
-    wanted = expected(formula, grouped, [x])
-    found = run(grouped, [x], splits)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
-    wrong = run(grouped, [x], [3, 4, 0])
-    assert not torch.allclose(wrong[0], wanted[0], atol=1e-3)
-
-
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpoint_draws_the_same_again(te: Any, reentrant: bool) -> None:
     distributed = te.distributed
