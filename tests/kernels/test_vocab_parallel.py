@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -15,6 +16,7 @@ from accel_bridge.kernels import CROSS_ENTROPY, Kernel, reference_kernel
 from accel_bridge.kernels.cases import Case, Inputs
 
 from .support import CASES, on_two_ranks
+from .test_linear_cross_entropy import LIMIT, over_ranks
 
 #: The kernels that are judged. Each is called as a user calls it: outside its range its reference
 #: runs.
@@ -46,28 +48,23 @@ def _wrong(case: Case, kernel: Kernel[Any, Any], group: dist.ProcessGroup) -> li
 
 
 def _judge(group: dist.ProcessGroup) -> dict[str, Any]:
-    """Number of cases and what failed, for each kernel."""
+    """What failed, for each kernel; the largest error of loss and layer in one."""
     cases = [
         case
         for case in CASES
         if case.contract == "cross_entropy" and case.inputs()["logits"].shape[-1] % 2 == 0
     ]
-    return {
-        name: [len(cases), [part for case in cases for part in _wrong(case, kernel, group)]]
+    assert len(cases) >= 6
+    failed = {
+        name: [part for case in cases for part in _wrong(case, kernel, group)]
         for name, kernel in JUDGED.items()
     }
-
-
-@pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    return on_two_ranks(_judge, tmp_path_factory.mktemp("ranks"))
+    return {"failed": failed, "with its layer": over_ranks(group)}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("name", JUDGED)
-def test_two_ranks(verdicts: list[dict[str, Any]], name: str) -> None:
-    for rank in verdicts:
-        count, failed = rank[name]
-        assert count >= 6
-        assert failed == []
+def test_two_ranks(tmp_path: Path) -> None:
+    for rank in on_two_ranks(_judge, tmp_path):
+        assert rank["failed"] == {name: [] for name in JUDGED}
+        assert rank["with its layer"] < LIMIT
