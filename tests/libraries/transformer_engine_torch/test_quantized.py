@@ -308,39 +308,6 @@ def test_other_formats_are_refused(te: ModuleType, tex: ModuleType, x: torch.Ten
         tex.quantize(x, Unknown())
 
 
-@pytest.fixture
-def recipes(te: ModuleType) -> Iterator[Any]:
-    from transformer_engine.common import recipe
-
-    yield recipe
-    te.quantization.FP8GlobalStateManager.reset()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["DelayedScaling", "Float8CurrentScaling", "Float8BlockScaling", "MXFP8BlockScaling"],
-)
-def test_layers_learn(te: ModuleType, recipes: Any, name: str) -> None:
-    """Two layers and experts (one without rows) have the gradients of bfloat16, nearly."""
-    x = normal(128, 256, seed=3).bfloat16().cuda()
-
-    def gradients(recipe: Any) -> list[torch.Tensor]:
-        torch.manual_seed(4)
-        options = {"params_dtype": torch.bfloat16, "device": "cuda"}
-        layer = te.LayerNormLinear(256, 384, **options)
-        experts = te.GroupedLinear(3, 384, 256, **options)
-        with te.autocast(enabled=recipe is not None, recipe=recipe):
-            for _ in range(2):  # the second with the scales of the first
-                layer.zero_grad(), experts.zero_grad()
-                experts(layer(x), [32, 96, 0]).float().square().mean().backward()
-        parameters = [*layer.parameters(), *experts.parameters()]
-        return [parameter.grad.float() for parameter in parameters]
-
-    for plain, quantized in zip(gradients(None), gradients(getattr(recipes, name)()), strict=True):
-        assert (plain - quantized).norm() <= 0.1 * plain.norm()
-        assert plain.norm() == 0 or not torch.equal(plain, quantized)
-
-
 def test_memory_of_fake_parameters(te: ModuleType) -> None:
     """Rehearsing counts a quantized parameter by its parts: it has no memory itself."""
     from accel_bridge.apps.rehearse.replaced import swap
