@@ -28,17 +28,11 @@ class TestFp32:
         assert reached is not None
         assert int(reached[1]) >= 5
 
-    def test_two_npus_that_share_each_context_equal_the_cpu(
-        self, dense_checkpoint: Path, dense_reference: Run
-    ) -> None:
-        load = ["--load", str(dense_checkpoint), "--finetune"]
-        run = emulated(*load, "--context-parallel-size", "2", processes=2).succeeded()
-        assert worst_difference(dense_reference, run) <= FP32
-
-    def test_experts_on_two_npus_equal_the_cpu(
+    def test_two_npus_that_share_experts_and_each_context_equal_the_cpu(
         self, moe_checkpoint: Path, moe_reference: Run
     ) -> None:
-        layout = "--expert-model-parallel-size 2 --use-distributed-optimizer"
+        layout = "--context-parallel-size 2 --expert-model-parallel-size 2 "
+        layout += "--use-distributed-optimizer"
         load = ["--load", str(moe_checkpoint), "--finetune", *MOE]
         run = emulated(*load, *layout.split(), processes=2).succeeded()
         assert worst_difference(moe_reference, run) <= FP32

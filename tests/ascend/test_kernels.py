@@ -39,7 +39,7 @@ OUTSIDE = {
 
 
 def test_kernels_pass_on_the_real_operators(emulate: Emulate) -> None:
-    """And a wrong mode or band of attention fails, and gelu keeps its form."""
+    """And gelu keeps its form."""
     tests = str(Path(__file__).parents[1])
     ended = emulate(WORKER, warm=True, PYTHONPATH=tests, OMP_NUM_THREADS="1")
     assert ended.returncode == 0, ended.output[-3000:]
@@ -99,18 +99,15 @@ def test_sparse_mode(mask: AttentionMask, lengths: tuple[int, int], expected: An
 @pytest.mark.parametrize(
     ("inputs", "reason"),
     [
-        ({"head_size": 769}, "head size is 1 to 768, not 769"),
-        ({"heads": 257}, "number of query heads is 1 to 256, not 257"),
         ({"dtype": torch.float64}, "not float64"),
         ({"dropout": 1.0}, "keep_prob"),
         ({"value_size": 20}, "Dv 20 is above Dk 8"),
     ],
 )
 def test_what_is_outside_of_the_rules(inputs: dict[str, Any], reason: str) -> None:
-    options = {"heads": 2, "head_size": 8, "dtype": torch.float32, "dropout": 0.0, **inputs}
-    heads, size = options["heads"], options["head_size"]
-    query = torch.zeros(4, 1, heads, size, dtype=options["dtype"])
-    value = torch.zeros(4, 1, heads, options.get("value_size", size), dtype=options["dtype"])
+    options = {"value_size": 8, "dtype": torch.float32, "dropout": 0.0, **inputs}
+    query = torch.zeros(4, 1, 2, 8, dtype=options["dtype"])
+    value = torch.zeros(4, 1, 2, options["value_size"], dtype=options["dtype"])
     found = KERNELS[ATTENTION].supports(
         query, query, value, AttentionOptions(layout="SBHD", dropout=options["dropout"])
     )

@@ -17,13 +17,33 @@ def search(*modules: str, missing: tuple[str, ...] = (), **environ: str) -> TeAt
     )
 
 
-def test_without_transformer_engine_there_is_nothing_to_tell() -> None:
-    assert search().run().backend is None
+BOTH, FIRST = ("transformer_engine", "flash_attn"), SUB_LIBRARIES[:1]
 
 
-def test_cudnn_is_used_where_its_libraries_load() -> None:
-    found = search("transformer_engine").run((9, 0))
-    assert (found.backend, found.remedy) == ("fused", None)
+@pytest.mark.parametrize(
+    ("modules", "missing", "environ", "capability", "backend", "remedy"),
+    [
+        ((), (), {}, (9, 0), None, None),
+        (BOTH[:1], (), {}, (9, 0), "fused", None),
+        (BOTH[:1], (), {"NVTE_FUSED_ATTN": "0"}, (9, 0), "unfused", "unset NVTE_FUSED_ATTN"),
+        # FlashAttention serves where cuDNN does not, and is not turned off.
+        (BOTH, (), {}, (8, 0), "flash", ""),
+        (BOTH, (), {}, (9, 0), "fused", None),
+        (BOTH, FIRST, {}, (9, 0), "flash", ""),
+        (BOTH, FIRST, {"NVTE_FLASH_ATTN": "0"}, (9, 0), "unfused", ""),
+    ],
+)
+def test_what_serves(
+    modules: tuple[str, ...],
+    missing: tuple[str, ...],
+    environ: dict[str, str],
+    capability: tuple[int, int],
+    backend: str | None,
+    remedy: str | None,
+) -> None:
+    found = search(*modules, missing=missing, **environ).run(capability)
+    assert found.backend == backend
+    assert remedy == "" or found.remedy == remedy
 
 
 @pytest.mark.parametrize("name", SUB_LIBRARIES)
@@ -34,31 +54,3 @@ def test_one_missing_sub_library_is_the_silent_trap(name: str) -> None:
     assert any(name in line for line in found.evidence)
     assert found.remedy is not None
     assert name in found.remedy
-
-
-def test_a_switch_that_turns_it_off_is_named() -> None:
-    found = search("transformer_engine", NVTE_FUSED_ATTN="0").run((9, 0))
-    assert found.backend == "unfused"
-    assert found.remedy == "unset NVTE_FUSED_ATTN"
-
-
-@pytest.mark.parametrize(
-    ("missing", "capability", "backend"),
-    [
-        ((), (8, 0), "flash"),
-        ((), (9, 0), "fused"),
-        (SUB_LIBRARIES[:1], (9, 0), "flash"),
-    ],
-)
-def test_flash_attn_serves_where_cudnn_does_not(
-    missing: tuple[str, ...], capability: tuple[int, int], backend: str
-) -> None:
-    found = search("transformer_engine", "flash_attn", missing=missing).run(capability)
-    assert found.backend == backend
-
-
-def test_flash_attn_that_is_turned_off_does_not_serve() -> None:
-    found = search(
-        "transformer_engine", "flash_attn", missing=SUB_LIBRARIES[:1], NVTE_FLASH_ATTN="0"
-    ).run((9, 0))
-    assert found.backend == "unfused"

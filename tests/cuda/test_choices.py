@@ -37,105 +37,93 @@ CAUSAL = Call(torch.bfloat16, 64, 64, False, 4096, 4096, "causal")
 HOPPER = (9, 0)
 
 
+#: What is installed -> the call that the rows change, and (change, compute, name of the choice).
+CHOICES: dict[str, tuple[Call, list[tuple[dict[str, object], tuple[int, int], str]]]] = {
+    "": (
+        CAUSAL,
+        [
+            ({}, HOPPER, "cudnn"),
+            ({"dropout": True}, HOPPER, "cudnn"),
+            ({"grouped": True}, HOPPER, "cudnn"),
+            ({}, (8, 0), "flash"),
+            ({}, (7, 5), "sdpa"),
+            ({"d": 256, "dv": 256}, HOPPER, "cudnn"),
+            ({"d": 256, "dv": 256}, (8, 0), "flash"),
+            ({"d": 192, "dv": 128}, HOPPER, "cudnn"),
+            ({"d": 192, "dv": 128, "dropout": True}, HOPPER, "cudnn"),
+            ({"d": 192, "dv": 128}, (8, 0), "flash"),
+            ({"d": 192, "dv": 128, "packed": True, "kind": "band"}, HOPPER, "flash"),
+            ({"d": 128, "dv": 64, "kind": "band"}, HOPPER, "flash"),
+            ({"d": 192, "dv": 128, "extras": True}, HOPPER, "flash"),
+            ({"d": 192, "dv": 128, "kind": "explicit"}, HOPPER, "sdpa"),
+            ({"d": 576, "dv": 512}, HOPPER, "sdpa"),
+            ({"d": 40, "dv": 40}, HOPPER, "cudnn"),
+            ({"d": 24, "dv": 24}, HOPPER, "flash"),
+            ({"d": 100, "dv": 100}, HOPPER, "flash"),
+            ({"sq": 1, "kind": "full"}, HOPPER, "flash"),
+            ({"d": 36, "dv": 36}, HOPPER, "flash"),
+            ({"d": 64, "dv": 32}, HOPPER, "cudnn"),
+            ({"dtype": torch.float32}, HOPPER, "sdpa"),
+            ({"kind": "explicit"}, HOPPER, "sdpa"),
+            ({"kind": "band"}, HOPPER, "flex"),
+            ({"kind": "band", "window": True}, HOPPER, "flex"),
+            ({"kind": "band", "dropout": True}, HOPPER, "flash"),
+            ({"kind": "band", "sq": 1000, "sk": 1000}, HOPPER, "flash"),
+            ({"extras": True}, HOPPER, "flash"),
+            ({"packed": True, "kind": "band"}, HOPPER, "flash"),
+        ],
+    ),
+    "without_frontend": (
+        replace(CAUSAL, kind="band", window=True),
+        [
+            ({}, HOPPER, "frontend"),
+            ({"grouped": True, "d": 128, "dv": 128}, HOPPER, "frontend"),
+            ({}, (8, 0), "flex"),
+            ({"window": False}, HOPPER, "flex"),
+            ({"dropout": True}, HOPPER, "flash"),
+            ({"extras": True}, HOPPER, "flash"),
+            ({"sk": 8192}, HOPPER, "flash"),
+            ({"packed": True}, HOPPER, "flash"),
+        ],
+    ),
+    "without_flash4": (
+        CAUSAL,
+        [
+            ({}, HOPPER, "flash4"),
+            ({"kind": "full", "d": 128, "dv": 128, "grouped": True}, HOPPER, "flash4"),
+            ({}, (10, 0), "cudnn"),
+            ({"dropout": True}, HOPPER, "cudnn"),
+            ({"d": 256, "dv": 256}, HOPPER, "cudnn"),
+            ({"d": 128}, HOPPER, "cudnn"),
+            ({"sk": 8192, "kind": "full"}, HOPPER, "cudnn"),
+            ({"sq": 1024, "sk": 1024}, HOPPER, "cudnn"),
+            ({"extras": True}, HOPPER, "flash"),
+            ({"dtype": torch.float32}, HOPPER, "sdpa"),
+        ],
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "compute", "name"),
-    [
-        ({}, HOPPER, "cudnn"),
-        ({"dropout": True}, HOPPER, "cudnn"),
-        ({"grouped": True}, HOPPER, "cudnn"),
-        ({}, (8, 0), "flash"),
-        ({}, (7, 5), "sdpa"),
-        ({"d": 256, "dv": 256}, HOPPER, "cudnn"),
-        ({"d": 256, "dv": 256}, (8, 0), "flash"),
-        ({"d": 192, "dv": 128}, HOPPER, "cudnn"),
-        ({"d": 192, "dv": 128, "dropout": True}, HOPPER, "cudnn"),
-        ({"d": 192, "dv": 128}, (8, 0), "flash"),
-        ({"d": 192, "dv": 128, "packed": True, "kind": "band"}, HOPPER, "flash"),
-        ({"d": 128, "dv": 64, "kind": "band"}, HOPPER, "flash"),
-        ({"d": 192, "dv": 128, "extras": True}, HOPPER, "flash"),
-        ({"d": 192, "dv": 128, "kind": "explicit"}, HOPPER, "sdpa"),
-        ({"d": 576, "dv": 512}, HOPPER, "sdpa"),
-        ({"d": 40, "dv": 40}, HOPPER, "cudnn"),
-        ({"d": 24, "dv": 24}, HOPPER, "flash"),
-        ({"d": 100, "dv": 100}, HOPPER, "flash"),
-        ({"sq": 1, "kind": "full"}, HOPPER, "flash"),
-        ({"d": 36, "dv": 36}, HOPPER, "flash"),
-        ({"d": 64, "dv": 32}, HOPPER, "cudnn"),
-        ({"dtype": torch.float32}, HOPPER, "sdpa"),
-        ({"kind": "explicit"}, HOPPER, "sdpa"),
-        ({"kind": "band"}, HOPPER, "flex"),
-        ({"kind": "band", "window": True}, HOPPER, "flex"),
-        ({"kind": "band", "dropout": True}, HOPPER, "flash"),
-        ({"kind": "band", "sq": 1000, "sk": 1000}, HOPPER, "flash"),
-        ({"extras": True}, HOPPER, "flash"),
-        ({"packed": True, "kind": "band"}, HOPPER, "flash"),
-    ],
+    ("installed", "call", "change", "compute", "name"),
+    [(one, call, *row) for one, (call, rows) in CHOICES.items() for row in rows],
 )
 def test_choice(
+    installed: str,
+    call: Call,
     change: dict[str, object],
     compute: tuple[int, int],
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for other in ("without_frontend", "without_flash4"):
-        monkeypatch.setattr(_attention_rules, other, lambda: "it is not installed")
+    for one in ("without_frontend", "without_flash4"):
+        why = None if one == installed else "it is not installed"
+        monkeypatch.setattr(_attention_rules, one, lambda why=why: why)
     choose.cache_clear()
-    choice = choose(replace(CAUSAL, **change), compute)  # type: ignore[arg-type]
+    choice = choose(replace(call, **change), compute)  # type: ignore[arg-type]
+    choose.cache_clear()
     assert choice.name == name
     assert choice.why
-
-
-@pytest.mark.parametrize(
-    ("change", "compute", "name"),
-    [
-        ({}, HOPPER, "frontend"),
-        ({"grouped": True, "d": 128, "dv": 128}, HOPPER, "frontend"),
-        ({}, (8, 0), "flex"),
-        ({"window": False}, HOPPER, "flex"),
-        ({"dropout": True}, HOPPER, "flash"),
-        ({"extras": True}, HOPPER, "flash"),
-        ({"sk": 8192}, HOPPER, "flash"),
-        ({"packed": True}, HOPPER, "flash"),
-    ],
-)
-def test_a_causal_window_with_the_frontend_installed(
-    change: dict[str, object],
-    compute: tuple[int, int],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_attention_rules, "without_frontend", lambda: None)
-    choose.cache_clear()
-    call = replace(CAUSAL, kind="band", window=True)
-    assert choose(replace(call, **change), compute).name == name  # type: ignore[arg-type]
-    choose.cache_clear()
-
-
-@pytest.mark.parametrize(
-    ("change", "compute", "name"),
-    [
-        ({}, HOPPER, "flash4"),
-        ({"kind": "full", "d": 128, "dv": 128, "grouped": True}, HOPPER, "flash4"),
-        ({}, (10, 0), "cudnn"),
-        ({"dropout": True}, HOPPER, "cudnn"),
-        ({"d": 256, "dv": 256}, HOPPER, "cudnn"),
-        ({"d": 128}, HOPPER, "cudnn"),
-        ({"sk": 8192, "kind": "full"}, HOPPER, "cudnn"),
-        ({"sq": 1024, "sk": 1024}, HOPPER, "cudnn"),
-        ({"extras": True}, HOPPER, "flash"),
-        ({"dtype": torch.float32}, HOPPER, "sdpa"),
-    ],
-)
-def test_a_choice_with_flash_attention_4_installed(
-    change: dict[str, object],
-    compute: tuple[int, int],
-    name: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(_attention_rules, "without_flash4", lambda: None)
-    choose.cache_clear()
-    assert choose(replace(CAUSAL, **change), compute).name == name  # type: ignore[arg-type]
-    choose.cache_clear()
 
 
 @pytest.mark.parametrize("layout", ["SBHD", "BSHD", "BNSD"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from accel_bridge.device._distributed import translate_backend
 from accel_bridge.device.backend import DeviceSpec
 
 WORKER = Path(__file__).with_name("group_worker.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 NCCL_OPTIONS, OTHER_OPTIONS = redirected.NcclOptions(), object()
 
 
@@ -129,10 +127,11 @@ def test_a_group_that_a_trainer_makes_by_the_helper(cpu_spec: DeviceSpec, backen
 
 
 @pytest.mark.slow
-def test_two_processes() -> None:
+def test_two_processes(warm: str) -> None:
     """Every operation of the worker, with nccl names and cuda devices throughout."""
+    torchrun = (warm, "-m", "torch.distributed.run", "--standalone")
     run = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", "2", str(WORKER)],
+        [*torchrun, "--nproc-per-node", "2", str(WORKER)],
         capture_output=True,
         text=True,
         timeout=180,

@@ -42,22 +42,6 @@ class Mlp(nn.Module):
         return result
 
 
-class Block(nn.Module):
-    """As in a vision transformer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(4)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.mlp = Mlp()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.norm(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        result: torch.Tensor = x + self.mlp(x)
-        return result
-
-
 class Redirected(nn.Module):
     """Calls functions and methods that are redirected."""
 
@@ -81,7 +65,6 @@ class Placed(nn.Module):
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(4, 4),
     "mlp": Mlp,
-    "block": Block,
     "encoder": lambda: nn.TransformerEncoderLayer(4, 2, dropout=0.0, batch_first=True),
     "functions": Redirected,
     "devices": Placed,
@@ -102,7 +85,7 @@ USES: dict[str, Use] = {
     "functional data parallel": lambda model, x: nn.parallel.data_parallel(model, x),
 }
 #: Attention asks for the shapes' values, and a range wants a number.
-NOT_TRACED_BY_FX = {"block", "encoder", "devices"}
+NOT_TRACED_BY_FX = {"encoder", "devices"}
 
 
 def attempt(model: nn.Module, use: Use) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from accel_bridge.apps.parity._case import as_arguments
-from accel_bridge.kernels import CONTRACTS, AdamWOptions
+from accel_bridge.kernels import CONTRACTS
 
 Function = Callable[..., Any]
 
@@ -49,36 +49,17 @@ def with_result(contract: str, change: Callable[[Any, dict[str, Any]], Any]) -> 
     return kernel
 
 
-def layer_norm_unbiased(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    *,
-    eps: float,
-    zero_centered_gamma: bool,
-) -> torch.Tensor:
-    x = input.float()
-    gamma = weight.float() + (1 if zero_centered_gamma else 0)
-    normal = (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True) + eps)
-    output = normal * gamma + (0 if bias is None else bias.float())
-    return output.to(input.dtype)
+def unbiased(inputs: dict[str, Any]) -> torch.Tensor:
+    """The weight with which the norm is that of an unbiased variance."""
+    size, centered = inputs["weight"].shape[0], float(inputs["zero_centered_gamma"])
+    weight: torch.Tensor = (inputs["weight"] + centered) * (1 - 1 / size) ** 0.5 - centered
+    return weight
 
 
 def bias_after_dropout(**options: Any) -> Any:
     bias = options.pop("bias")
     output = CONTRACTS["bias_dropout_add"].reference(bias=None, **options)
     return output if bias is None else output + bias
-
-
-def cross_entropy_without_maximum(
-    logits: torch.Tensor, target: torch.Tensor, *, label_smoothing: float
-) -> torch.Tensor:
-    x = logits.float()
-    loss = x.exp().sum(-1).log() - x.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    if not label_smoothing:
-        return loss
-    reference = CONTRACTS["cross_entropy"].reference
-    return reference(logits, target, label_smoothing=label_smoothing)  # type: ignore[no-any-return]
 
 
 def permute_by_token(**options: Any) -> Any:
@@ -96,33 +77,10 @@ def last_copy_only(**options: Any) -> Any:
     return reference("token_unpermute", {**options, "rows": last})
 
 
-def adamw_eps_inside(
-    parameters: Any,
-    gradients: Any,
-    first_moments: Any,
-    second_moments: Any,
-    options: AdamWOptions,
-    scale: Any = None,
-) -> None:
-    first, second = options.betas
-    groups = zip(parameters, gradients, first_moments, second_moments, strict=True)
-    for parameter, gradient, moment, square in groups:
-        parameter.mul_(1 - options.lr * options.weight_decay)
-        moment.lerp_(gradient, 1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        root = (square / (1 - second**options.step) + options.eps).sqrt()
-        parameter.sub_(options.lr / (1 - first**options.step) * moment / root)
-
-
-def adamw_coupled(**options: Any) -> None:
-    """Weight decay as part of the gradient: Adam with L2, not AdamW."""
-    options = by_name(options)
-    decay = options["weight_decay"]
-    gradients = [
-        gradient + decay * parameter
-        for gradient, parameter in zip(options["gradients"], options["parameters"], strict=True)
-    ]
-    reference("adamw", {**options, "gradients": gradients, "weight_decay": 0.0})
+def with_decay(inputs: dict[str, Any]) -> list[torch.Tensor]:
+    """Gradients of Adam with L2, which is not AdamW."""
+    pairs = zip(inputs["gradients"], inputs["parameters"], strict=True)
+    return [gradient + inputs["weight_decay"] * parameter for gradient, parameter in pairs]
 
 
 def overwritten(contract: str) -> Function:
@@ -158,13 +116,6 @@ def _sigmoid_gate(**options: Any) -> Any:
     gate = options.pop("gate")
     output, state = CONTRACTS["state_space_scan"].reference(**options, gate=None)
     return (output if gate is None else output * gate.sigmoid()), state
-
-
-def _decayed_after_the_write(**options: Any) -> Any:
-    """The old value is read from a state that has not decayed yet."""
-    beta, log_decay = options["beta"], options["log_decay"]
-    late = functional.pad(log_decay, (0, 0, 1, 0))[:, :-1]
-    return CONTRACTS["gated_delta_rule"].reference(**{**options, "log_decay": late, "beta": beta})
 
 
 def _truncated(**options: Any) -> torch.Tensor:
@@ -235,7 +186,9 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "large values",
         ),
     },
-    "layer_norm": {"unbiased variance": (layer_norm_unbiased, "output", "rows=64")},
+    "layer_norm": {
+        "unbiased variance": (with_changes("layer_norm", weight=unbiased), "output", "rows=64"),
+    },
     "rotary": {
         "rest not passed on": (
             with_result(
@@ -268,7 +221,12 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         ),
     },
     "cross_entropy": {
-        "maximum not taken off": (cross_entropy_without_maximum, "output", "large values"),
+        # As without the maximum taken off, beyond which exp() has no number.
+        "large logits cut off": (
+            with_changes("cross_entropy", logits=lambda o: o["logits"].clamp(-88, 88)),
+            "output",
+            "large values",
+        ),
         "smoothing over all classes": (
             with_changes(
                 "cross_entropy", label_smoothing=lambda o: o["label_smoothing"] * 333 / 334
@@ -290,8 +248,16 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         "last copy only": (last_copy_only, "output", "k=2"),
     },
     "adamw": {
-        "eps inside the root": (adamw_eps_inside, "parameters[2]", "tiny gradients"),
-        "coupled weight decay": (adamw_coupled, "parameters[2]", "first step"),
+        "eps inside the root": (
+            with_changes("adamw", eps=lambda o: o["eps"] ** 0.5),
+            "parameters[2]",
+            "tiny gradients",
+        ),
+        "coupled weight decay": (
+            with_changes("adamw", gradients=with_decay, weight_decay=lambda o: 0.0),
+            "parameters[2]",
+            "first step",
+        ),
         "gradients as they are": (
             with_changes("adamw", scale=lambda o: None),
             "parameters[2]",
@@ -340,7 +306,15 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
         ),
     },
     "gated_delta_rule": {
-        "decay one position late": (_decayed_after_the_write, "output", "s=150"),
+        # The old value is read from a state that has not decayed yet.
+        "decay one position late": (
+            with_changes(
+                "gated_delta_rule",
+                log_decay=lambda o: functional.pad(o["log_decay"], (0, 0, 1, 0))[:, :-1],
+            ),
+            "output",
+            "s=150",
+        ),
         "heads take turns": (
             with_changes("gated_delta_rule", query=_interleaved("query"), key=_interleaved("key")),
             "output",

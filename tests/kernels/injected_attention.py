@@ -37,15 +37,14 @@ def _scale_of_the_values(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "scale": options["value"].shape[-1] ** -0.5}
 
 
-def last_column_of_the_values_lost(**options: Any) -> Any:
-    """The last column of the values is lost, as by a kernel whose tiles are wider than dv."""
-    options = by_name(options)
+def _narrower(options: dict[str, Any]) -> dict[str, Any]:
+    """The last column of narrower values is lost, as by a kernel whose tiles are wider than dv."""
     value = options["value"]
     if value.shape[-1] == options["query"].shape[-1]:
-        return reference(options)
+        return options
     kept = torch.ones(value.shape[-1], dtype=value.dtype)
     kept[-1] = 0.0
-    return reference({**options, "value": value * kept})
+    return {**options, "value": value * kept}
 
 
 def _mask(options: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -188,7 +187,7 @@ INJECTED: Final[dict[str, tuple[Function, str, str]]] = {
         "d=192 dv=128",
     ),
     "last column of narrower values lost": (
-        last_column_of_the_values_lost,
+        like_attention(_narrower),
         "grad value",
         "d=96 dv=64",
     ),

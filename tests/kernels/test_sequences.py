@@ -96,10 +96,10 @@ def results(function: Callable[..., Any], inputs: Inputs) -> list[torch.Tensor]:
     return [*outputs, *torch.autograd.grad(outputs, leaves, weights)]
 
 
-def assert_same(name: str, inputs: Inputs, changed: Inputs | None = None) -> None:
-    """The reference for ``changed`` gives what the recurrence gives for ``inputs``."""
+def assert_same(name: str, inputs: Inputs) -> None:
+    """The reference gives what the recurrence gives."""
     expected = results(NAIVE[name], inputs)
-    found = results(CONTRACTS[name].reference, inputs if changed is None else changed)
+    found = results(CONTRACTS[name].reference, inputs)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
@@ -119,31 +119,6 @@ def test_long_sequences_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("accel_bridge.kernels.linear_attention._BLOCK", 1)
     for packed in (False, True):
         assert_same("state_space_scan", scan_inputs(3 * CHUNK + 1, packed, True))
-
-
-@pytest.mark.parametrize(
-    ("name", "broken"),
-    [
-        ("causal_convolution", "weight"),
-        ("causal_convolution", "initial_state"),
-        ("causal_convolution", "sequence_ids"),
-        ("state_space_scan", "log_decay"),
-        ("state_space_scan", "write"),
-        ("state_space_scan", "initial_state"),
-        ("state_space_scan", "sequence_ids"),
-        ("gated_delta_rule", "log_decay"),
-        ("gated_delta_rule", "beta"),
-        ("gated_delta_rule", "initial_state"),
-        ("gated_delta_rule", "sequence_ids"),
-    ],
-)
-def test_a_wrong_argument_is_seen(name: str, broken: str) -> None:
-    """A test of the comparison: a change in the seventh digit matters."""
-    packed = broken == "sequence_ids"
-    inputs, wrong = (BUILD[name](2 * CHUNK + 3, packed, not packed) for _ in range(2))
-    wrong[broken] = torch.zeros_like(wrong[broken]) if packed else wrong[broken] * (1 + 1e-6)
-    with pytest.raises(AssertionError):
-        assert_same(name, inputs, wrong)
 
 
 @pytest.mark.parametrize("name", NAIVE)

@@ -62,4 +62,5 @@ def recipes(te: ModuleType) -> dict[str, Any]:
         "delayed": recipe.DelayedScaling(),
         "tensorwise": recipe.Float8CurrentScaling(),
         "blockwise": recipe.Float8BlockScaling(),
+        "mx": recipe.MXFP8BlockScaling(),
     }

@@ -16,6 +16,11 @@ def late(path: str) -> Callable[..., Any]:
     return lambda *arguments, **options: resolve_name(path)(*arguments, **options)
 
 
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Normal numbers, the same in every call with the same arguments."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def randomize(module: torch.nn.Module) -> None:
     torch.manual_seed(1)
     with torch.no_grad():

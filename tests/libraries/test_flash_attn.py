@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from ops_support import late
 
 from accel_bridge.kernels import ATTENTION
 
 SHIMS = ("flash_attn",)
+_flash_attn_varlen_forward = late("flash_attn.flash_attn_interface:_flash_attn_varlen_forward")
+_flash_attn_varlen_backward = late("flash_attn.flash_attn_interface:_flash_attn_varlen_backward")
+apply_rotary_emb = late("flash_attn.layers.rotary:apply_rotary_emb")
 
 
 @pytest.fixture(autouse=True)
@@ -85,11 +89,6 @@ def test_packed_tensors_are_taken_apart(flash_attn: Any) -> None:
 
 def test_gradients_from_a_wider_log_sum_exp() -> None:
     """As ring attention: each half of the keys, with the output and log-sum-exp of both."""
-    from flash_attn.flash_attn_interface import (
-        _flash_attn_varlen_backward,
-        _flash_attn_varlen_forward,
-    )
-
     q, k, v = (one[0].requires_grad_() for one in tensors(1, 6, 8))
     grad = torch.randn_like(q)
     plain(q[None], k[None], v[None], False)[0][0].backward(grad)
@@ -131,8 +130,6 @@ def test_gradients_from_a_wider_log_sum_exp() -> None:
 
 @pytest.mark.parametrize("paged", [False, True])
 def test_cached_keys_with_rotation(flash_attn: Any, paged: bool) -> None:
-    from flash_attn.layers.rotary import apply_rotary_emb
-
     torch.manual_seed(2)
     q, k, v = tensors(2, 1, 1)
     before = torch.tensor([3, 5], dtype=torch.int32)
@@ -249,11 +246,6 @@ def capped(
 @pytest.mark.parametrize("cap", [0.0, 0.5])
 def test_soft_cap_and_alibi(flash_attn: Any, cap: float) -> None:
     """Dense, packed, cached behind padding, and the backward pass that takes a log-sum-exp."""
-    from flash_attn.flash_attn_interface import (
-        _flash_attn_varlen_backward,
-        _flash_attn_varlen_forward,
-    )
-
     lengths, slopes = ((3, 5), (4, 4)), torch.rand(2, 4).double()
     rows = [tensors(1, *one) for one in lengths]
     leaves = [torch.cat(parts, 1)[0].requires_grad_() for parts in zip(*rows, strict=True)]
@@ -306,8 +298,6 @@ def test_soft_cap_and_alibi(flash_attn: Any, cap: float) -> None:
 
 
 def test_keys_that_are_not_used(flash_attn: Any) -> None:
-    from flash_attn.flash_attn_interface import _flash_attn_varlen_forward
-
     q, k, v = (one[0] for one in tensors(1, 6, 12))
     ends = [torch.tensor(one, dtype=torch.int32) for one in ([0, 2, 6], [0, 5, 12])]
     left, used = (torch.tensor(one, dtype=torch.int32) for one in ([1, 2], [4, 7]))
@@ -541,8 +531,6 @@ def test_rotation_in_place_has_a_gradient(kind: str) -> None:
 
 @pytest.mark.parametrize("fault", [0, 2])
 def test_positions_in_a_cache_count_its_left_padding(flash_attn: Any, fault: int) -> None:
-    from flash_attn.layers.rotary import apply_rotary_emb
-
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 2, 8).unbind(0)
     caches, cos, sin = torch.randn(2, 1, 8, 2, 8), torch.randn(9, 4), torch.randn(9, 4)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import torch
 import torch.distributed as dist
-import warm_python
-from torch import multiprocessing
+from kernels.support import on_two_ranks
 
 from accel_bridge.apps.testing import FinishedRuns
 
@@ -121,22 +119,16 @@ def _injected(name: str) -> Callable[..., Any]:
     return unchanged if name == "allreduce" else alone
 
 
-def _rank(rank: int, directory: str) -> None:
-    torch.set_num_threads(1)
+def _judge_all(group: dist.ProcessGroup) -> dict[str, float]:
+    """This rank's differences, by case."""
     import accel_bridge
 
     accel_bridge.activate("cpu", after_import=True)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{directory}/rendezvous",
-        rank=rank,
-        world_size=_RANKS,
-        timeout=timedelta(seconds=120),
-    )
     torch.set_default_device("cuda")
     te = importlib.import_module("transformer_engine.pytorch")
     function = importlib.import_module("transformer_engine.pytorch.module.linear")
     recipes = importlib.import_module("transformer_engine.common.recipe")
+    rank = dist.get_rank()
     found: dict[str, float] = {case: _judge(te, case, rank) for case in CASES}
     for name, case in (
         ("allreduce", "row"),
@@ -153,8 +145,7 @@ def _rank(rank: int, directory: str) -> None:
             # sums.
             key = f"{type(recipe).__name__}: {case}"
             found[key] = _judge(te, case, rank, recipe)
-    Path(directory, f"rank{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()  # gloo's threads abort an interpreter that ends before them
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +153,7 @@ def found(finished_runs: FinishedRuns) -> dict[str, float]:
     """The larger of both ranks' differences, by case."""
 
     def make(directory: Path) -> None:
-        with warm_python.spawning():
-            multiprocessing.spawn(_rank, args=(str(directory),), nprocs=_RANKS)
+        on_two_ranks(_judge_all, directory)
 
     directory = finished_runs.directory("ranks of Transformer Engine's modules", make)
     each = [json.loads((directory / f"rank{rank}.json").read_text()) for rank in range(_RANKS)]

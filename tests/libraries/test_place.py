@@ -157,12 +157,14 @@ def test_a_circular_import_keeps_its_own_message(shim: ShimFinder) -> None:
     assert not isinstance(caught.value, AbsentNameError)
 
 
-@pytest.mark.slow
-def test_metadata_agree_with_the_import(shim: ShimFinder, tmp_path: Path) -> None:
+def test_metadata_agree_with_the_import(
+    shim: ShimFinder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for spelling in ("toy-lib", "Toy_Lib", "toy.lib"):
         assert importlib.metadata.version(spelling) == "1.2.3"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("toylib")
+    monkeypatch.setattr(sys, "path", [])  # reading all that is installed takes seconds
     owners = importlib.metadata.packages_distributions()
     assert owners["toylib"] == owners["toylib_c"] == ["toy-lib"]
     # What pip asks: is it installed in this directory?
@@ -255,7 +257,7 @@ def test_no_shim_beside_a_real_library_that_looks_inside_it(site: Site) -> None:
     assert origins(LibraryChoice(frozenset({"toylib"}))) == [Origin.REAL, Origin.SHIM]
 
 
-def test_the_real_mamba_ssm_works_without_its_compiled_part(python: Python, site: Site) -> None:
+def test_the_real_mamba_ssm_works_without_its_compiled_part(forked: Python, site: Site) -> None:
     """Mamba-2 is in Triton; ``import mamba_ssm`` needs what only Mamba-1 computes with."""
     site.install("mamba-ssm", {})
     for name, text in {
@@ -282,7 +284,7 @@ print(real, version("mamba-ssm"), "accel_bridge" in selective_scan_cuda.__file__
     environ = {"ACCEL_BRIDGE_BACKEND": "cpu", "PYTHONPATH": str(site.directory)}
     every = " ".join(CUDA_ONLY)
     for hidden, said in (("", "True 1.0 True"), (every, f"False {MAMBA.version} True")):
-        done = python("-c", program, *hidden.split(), **environ)
+        done = forked("-c", program, *hidden.split(), **environ)
         assert done.stdout.splitlines() == [said], done.stderr[-2000:]
 
 

@@ -19,6 +19,8 @@ LAYER = 3
 
 EXTENSIONS = "megatron.core.extensions.transformer_engine"
 ATTENTION = f"{EXTENSIONS}:TEDotProductAttention.forward"
+ROW_PARALLEL = f"{EXTENSIONS}:TERowParallelLinear.forward"
+Make = Callable[[PatchContext], Any]
 
 
 def wrong_scale(context: PatchContext) -> Any:
@@ -80,21 +82,23 @@ def swapped_rotary_halves(context: PatchContext) -> Any:
     return wrong
 
 
-def missing_all_reduce(context: PatchContext) -> Any:
-    """Row-parallel layers return their rank's part of the sum."""
-    forward = context.original
+def reduced_otherwise(reduce: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Make:
+    """In a row-parallel layer, what ``reduce`` makes of ``all_reduce`` takes its place."""
 
-    def without_reduce(self: Any, x: Any) -> Any:
-        import torch
+    def make(context: PatchContext) -> Any:
+        def wrong(self: Any, x: Any) -> Any:
+            import torch
 
-        reduce = torch.distributed.all_reduce
-        torch.distributed.all_reduce = lambda *args, **options: None  # type: ignore[assignment]
-        try:
-            return forward(self, x)
-        finally:
-            torch.distributed.all_reduce = reduce
+            honest = torch.distributed.all_reduce
+            torch.distributed.all_reduce = reduce(honest)
+            try:
+                return context.original(self, x)
+            finally:
+                torch.distributed.all_reduce = honest
 
-    return without_reduce
+        return wrong
+
+    return make
 
 
 def wrong_rng(context: PatchContext) -> Any:
@@ -176,7 +180,7 @@ def late_rotary_base(context: PatchContext) -> Any:
 
 
 #: Name -> (target, what is made).
-FAULTS: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
+FAULTS: dict[str, tuple[str, Make]] = {
     "wrong-scale": (ATTENTION, wrong_scale),
     "transposed-layout": (ATTENTION, transposed_layout),
     "mask-off-by-one": (
@@ -185,7 +189,8 @@ FAULTS: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
     ),
     "dropped-norm": (f"{EXTENSIONS}:TELayerNormColumnParallelLinear.forward", dropped_norm),
     "swapped-rotary-halves": (f"{EXTENSIONS}:fused_apply_rotary_pos_emb", swapped_rotary_halves),
-    "missing-all-reduce": (f"{EXTENSIONS}:TERowParallelLinear.forward", missing_all_reduce),
+    # Row-parallel layers return their rank's part of the sum.
+    "missing-all-reduce": (ROW_PARALLEL, reduced_otherwise(lambda _: lambda *args, **more: None)),
     "wrong-rng": (ATTENTION, wrong_rng),
     "low-precision-sums": (
         "megatron.core.distributed.distributed_data_parallel:"
@@ -194,7 +199,7 @@ FAULTS: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
     ),
 }
 #: The same, of errors that only measured limits find (tests/conformance/parity/limits.py).
-SMALL: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
+SMALL: dict[str, tuple[str, Make]] = {
     "scale": ("megatron.core.transformer.mlp:MLP.forward", small_scale),
     "accumulation": (f"{EXTENSIONS}:TERowParallelLinear.forward", low_precision_terms),
     "rotary-base": (
@@ -206,20 +211,23 @@ SMALL: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
 AFTER = {low_precision_sums: ("gradient-placeholders",), small_scale: ("unfused-glu",)}
 
 
+def patch(target: str, make: Make, *after: str) -> Patch:
+    """An injected fault as a patch."""
+    return Patch(
+        id="injected",
+        target=target,
+        kind=Kind.WRAP,
+        make=make,
+        why="an injected fault",
+        upstream="tests/parity/injected.py",
+        removed_when="never: it is a test of the tests",
+        loses="nothing",
+        after=after,
+    )
+
+
 @hookimpl
 def accel_bridge_patches(backend: Backend) -> list[Patch]:
     """The injected fault that the variable names."""
     target, make = {**FAULTS, **SMALL}[os.environ["INJECTED_ERROR"]]
-    return [
-        Patch(
-            id="injected",
-            target=target,
-            kind=Kind.WRAP,
-            make=make,
-            why="an injected fault",
-            upstream="tests/parity/injected.py",
-            removed_when="never: it is a test of the tests",
-            loses="nothing",
-            after=AFTER.get(make, ()),
-        )
-    ]
+    return [patch(target, make, *AFTER.get(make, ()))]

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from accel_bridge import Backend, hookimpl
-from accel_bridge.patching import Kind, Patch, PatchContext
+from accel_bridge.patching import Patch, PatchContext
+from parity.injected import ROW_PARALLEL, Make, patch, reduced_otherwise
 
 #: A kernel's result -> what is wrong with it.
 KERNELS: dict[str, tuple[str, ...]] = {
@@ -45,44 +46,22 @@ def wrong_result(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return wrong
 
 
-def gate(context: PatchContext) -> Any:
-    """The gated half is one percent too large."""
-    swiglu = context.original
+def one_percent(larger: str) -> Make:
+    """The argument of that name is one percent too large, or the ``result``."""
 
-    def wrong(y: Any) -> Any:
-        return swiglu(y) * 1.01
+    def make(context: PatchContext) -> Any:
+        assert context.signature is not None
 
-    return wrong
+        def wrong(*args: Any, **kwargs: Any) -> Any:
+            call = context.signature.bind(*args, **kwargs)  # type: ignore[union-attr]
+            if larger != "result":
+                call.arguments[larger] = call.arguments[larger] * 1.01
+            found = context.original(*call.args, **call.kwargs)
+            return found * 1.01 if larger == "result" else found
 
+        return wrong
 
-def router(context: PatchContext) -> Any:
-    """The scores are one percent too large."""
-    route = context.original
-
-    def wrong(logits: Any, *args: Any, **kwargs: Any) -> Any:
-        return route(logits * 1.01, *args, **kwargs)
-
-    return wrong
-
-
-def cross_entropy(context: PatchContext) -> Any:
-    """The loss is that of a temperature of 1 / 1.01."""
-    loss = context.original
-
-    def wrong(vocab_parallel_logits: Any, *args: Any, **kwargs: Any) -> Any:
-        return loss(vocab_parallel_logits * 1.01, *args, **kwargs)
-
-    return wrong
-
-
-def embedding(context: PatchContext) -> Any:
-    """The rows are one percent too large."""
-    forward = context.original
-
-    def wrong(self: Any, input_: Any) -> Any:
-        return forward(self, input_) * 1.01
-
-    return wrong
+    return make
 
 
 def reduced_twice(context: PatchContext) -> Any:
@@ -97,52 +76,44 @@ def reduced_twice(context: PatchContext) -> Any:
     return wrong
 
 
-def other_reduction(context: PatchContext) -> Any:
+def largest(honest: Callable[..., Any]) -> Callable[..., Any]:
     """The sum over tensor-parallel ranks is a maximum."""
-    forward = context.original
 
-    def wrong(self: Any, x: Any) -> Any:
+    def wrong(tensor: Any, op: Any = None, **options: Any) -> Any:
         import torch
 
-        honest = torch.distributed.all_reduce
-
-        def largest(tensor: Any, op: Any = None, **options: Any) -> Any:
-            return honest(tensor, op=torch.distributed.ReduceOp.MAX, **options)
-
-        torch.distributed.all_reduce = largest
-        try:
-            return forward(self, x)
-        finally:
-            torch.distributed.all_reduce = honest
+        return honest(tensor, op=torch.distributed.ReduceOp.MAX, **options)
 
     return wrong
 
 
-#: Name -> (target, what is made).
-PATCHES: dict[str, tuple[str, Callable[[PatchContext], Any]]] = {
-    "swiglu": ("megatron.core.fusions.fused_bias_swiglu:swiglu", gate),
+#: Name -> (target, what is made, our own patches of the same functions).
+PATCHES: dict[str, tuple[str, Make, tuple[str, ...]]] = {
+    "swiglu": ("megatron.core.fusions.fused_bias_swiglu:swiglu", one_percent("result"), ()),
     "router": (
         "megatron.core.transformer.moe.moe_utils:topk_routing_with_score_function",
-        router,
+        one_percent("logits"),
+        (),
     ),
+    # The loss is that of a temperature of 1 / 1.01.
     "cross-entropy": (
         "megatron.core.tensor_parallel.cross_entropy:vocab_parallel_cross_entropy",
-        cross_entropy,
+        one_percent("vocab_parallel_logits"),
+        ("cross-entropy",),
     ),
-    "embedding": ("megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward", embedding),
+    "embedding": (
+        "megatron.core.tensor_parallel.layers:VocabParallelEmbedding.forward",
+        one_percent("result"),
+        ("embedding-gradient",),
+    ),
     "gradient-reduction": (
         "megatron.core.distributed.distributed_data_parallel:"
         "DistributedDataParallel.finish_grad_sync",
         reduced_twice,
+        (),
     ),
-    "collective": (
-        "megatron.core.extensions.transformer_engine:TERowParallelLinear.forward",
-        other_reduction,
-    ),
+    "collective": (ROW_PARALLEL, reduced_otherwise(largest), ()),
 }
-
-# Our own patches of the same functions.
-AFTER = {"cross-entropy": ("cross-entropy",), "embedding": ("embedding-gradient",)}
 
 
 @hookimpl
@@ -154,17 +125,5 @@ def accel_bridge_patches(backend: Backend) -> list[Patch]:
             if kernel.contract.name in KERNELS[name]:
                 kernel._function = wrong_result(name, kernel.function)
         return []
-    target, make = PATCHES[name]
-    return [
-        Patch(
-            id="injected",
-            target=target,
-            kind=Kind.WRAP,
-            make=make,
-            why="an injected fault",
-            upstream="tests/parity/injected_operators.py",
-            removed_when="never: it is a test of the tests",
-            loses="nothing",
-            after=AFTER.get(name, ()),
-        )
-    ]
+    target, make, after = PATCHES[name]
+    return [patch(target, make, *after)]

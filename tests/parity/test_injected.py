@@ -72,10 +72,3 @@ def test_an_injected_fault_is_caught_at_its_module(error: str, record: Record) -
     assert name in found.first.where
     expected = Kind.ACCUMULATION if error == "low-precision-sums" else Kind.DEFECT
     assert found.kind is expected
-
-
-def test_the_same_dropout_twice_is_no_error(record: Record) -> None:
-    arguments = (*RUN, *TP2, *DROPOUT)
-    first = record(*arguments, processes=2)
-    second = record(*arguments, processes=2, environ={"ACCEL_BRIDGE_LOG": "quiet"})
-    assert compare(read(first), read(second)).kind is Kind.AGREE

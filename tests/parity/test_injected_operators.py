@@ -1,21 +1,18 @@
 """A wrong operator, on two ranks: from recordings to capsules to the line, by files alone.
 
-``python tests/parity/test_injected_operators.py [ERROR ...]`` does it for all twelve, or for some.
+One in every run; `make conformance` has all twelve.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-import time
 from pathlib import Path
 
-from accel_bridge.apps.capsules.replayed import diverge, judge
+import pytest
+
+from accel_bridge.apps.capsules.replayed import as_json, diverge, judge
 from accel_bridge.apps.testing import MODEL, MOE, Command, Record
 from accel_bridge.recording import read_capsule
+from parity.injected_operators import PATCHES
 
 TESTS = Path(__file__).parents[1]
 #: A model of today's kind.
@@ -30,7 +27,7 @@ EXPERTS = (*RUN, *MOE, *"--moe-permute-fusion --expert-model-parallel-size 2".sp
 #: Error -> (Megatron's arguments, operator, what the source line has, or the kernel).
 EXPECTED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "attention": (RUN, "attention", "attend"),
-    "norm": (RUN, "rms_norm", "apply_normalization"),
+    "norm": (RUN, "norm_forward", "linear.py"),
     "rotary": (RUN, "rotary", "rope.py"),
     "adamw": (RUN, "adamw", ""),
     "fp8-scale": (FP8, "scaled_matmul", ""),
@@ -44,25 +41,30 @@ EXPECTED: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-def injected(error: str) -> dict[str, str]:
-    """The environment of a run with that error."""
-    return {
-        "INJECTED_OPERATOR": error,
-        "PYTHONPATH": str(TESTS),
-        "ACCEL_BRIDGE_PLUGINS": "parity.injected_operators",
-    }
+#: What is not yet found -> why.
+MISSED = {"fp8-scale": "a view of a scale that is not written yet is named: it differs by chance"}
 
 
+def marks(error: str) -> list[pytest.MarkDecorator]:
+    """One runs with every suite."""
+    found = [] if error == "swiglu" else [pytest.mark.conformance]
+    return found + ([pytest.mark.xfail(reason=MISSED[error])] if error in MISSED else [])
+
+
+@pytest.mark.parametrize("error", [pytest.param(one, marks=marks(one)) for one in EXPECTED])
 def test_a_wrong_operator_is_found(
-    record: Record, accel_bridge_command: Command, tmp_path: Path
+    error: str, record: Record, accel_bridge_command: Command, tmp_path: Path
 ) -> None:
-    arguments, operator, line = EXPECTED["swiglu"]
-    variables = injected("swiglu")
-    plugins = variables.pop("ACCEL_BRIDGE_PLUGINS")
+    arguments, operator, line = EXPECTED[error]
+    plugins = "parity.injected_operators"
+    injected = {"INJECTED_OPERATOR": error, "PYTHONPATH": str(TESTS)}
     good = record(*arguments, processes=2)
-    bad = record(*arguments, processes=2, plugins=plugins, environ=variables)
+    bad = record(*arguments, processes=2, plugins=plugins, environ=injected)
     capsules = []
-    for name, environ in (("good", {}), ("bad", injected("swiglu"))):
+    for name, environ in (
+        ("good", {}),
+        ("bad", {"ACCEL_BRIDGE_PLUGINS": plugins, **injected}),
+    ):
         path = tmp_path / f"{name}.capsule"
         done = accel_bridge_command(
             *("parity", "capsule", str(good), str(bad), "--out", str(path)),
@@ -71,57 +73,12 @@ def test_a_wrong_operator_is_found(
         )
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         capsules.append(read_capsule(path))
-    found = diverge(*capsules)
-    assert (found.why, found.b.name) == ("only B runs it", operator)
-    assert line in found.b.site
-    for capsule in capsules:  # each computes rightly what it computes
+    found = as_json(capsules[0], diverge(*capsules))
+    assert found["operator"] == operator, found
+    assert line in found["site"], found
+    if error == "swiglu":
+        assert found["why"] == "only B runs it"
+    for capsule in capsules[: 2 if error in PATCHES else 1]:  # each computes rightly what it does
         judged = judge(capsule)
         assert judged.findings == ()
-        assert judged.judged > 100
-
-
-def main() -> int:
-    """Where each error was found, and in how many seconds."""
-    missed = 0
-    good: dict[tuple[str, ...], Path] = {}
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-
-        def run(*words: object, environ: dict[str, str] | None = None) -> str:
-            done = subprocess.run(
-                [sys.executable, "-m", "accel_bridge", "parity", *map(str, words)],
-                env={**os.environ, "ACCEL_BRIDGE_BACKEND": "cpu", **(environ or {})},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode in (0, 1), done.stderr[-3000:]
-            return done.stdout
-
-        for error in sys.argv[1:] or EXPECTED:
-            arguments, operator, line = EXPECTED[error]
-            model = ("--nproc-per-node", "2", "--", *MODEL, *arguments)
-            a = good.setdefault(arguments, directory / f"{len(good)}.rec")
-            if not a.exists():
-                run("record", "--out", a, *model)
-            b = directory / f"{error}.rec"
-            run("record", "--out", b, *model, environ=injected(error))
-            capsules = [directory / f"{error}.{kind}.capsule" for kind in ("a", "b")]
-            run("capsule", a, b, "--out", capsules[0], *model)
-            run("capsule", a, b, "--out", capsules[1], *model, environ=injected(error))
-            began = time.monotonic()
-            found = json.loads(run("replay", *capsules, "--json"))
-            seconds = time.monotonic() - began
-            clean = json.loads(run("replay", capsules[0], "--json"))["passed"]
-            right = clean and found["operator"] == operator and line in (found["site"] or "")
-            missed += not right
-            print(
-                f"{error:20} {'found' if right else 'MISSED'} {found['operator']} in "
-                f"{found['in']} ({found['site']}), {seconds:.1f} s, clean {clean}",
-                flush=True,
-            )
-    return missed
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        assert judged.judged > (100 if error == "swiglu" else 0)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from accel_bridge.apps.testing import Command
-from accel_bridge.recording import Recording, read
+from accel_bridge.apps.testing import Command, FinishedRuns
+from accel_bridge.recording import read
 
 SCRIPT = Path(__file__).with_name("own_loop.py")
 
@@ -45,18 +45,30 @@ def start(python: str, out: Path, *words: str, ranks: int = 1) -> list[list[floa
     return [[float(word) for word in line.split()] for line in ended[-1][0].splitlines()]
 
 
-def steps(found: Recording) -> list[list[float]]:
-    return [[step.loss, step.gradient_norm] for step in found.steps]
+def same(printed: list[list[float]], recorded: Path) -> bool:
+    """Whether the recording has the steps that the loop printed."""
+    steps = [[step.loss, step.gradient_norm] for step in read(recorded).steps]
+    return [pytest.approx(row, rel=1e-6) for row in printed] == steps
+
+
+@pytest.fixture
+def one(finished_runs: FinishedRuns, warm: str) -> Path:
+    """A recording of the loop on one rank."""
+
+    def make(directory: Path) -> None:
+        out = directory / "one.rec"
+        assert same(start(warm, out), out)
+
+    return finished_runs.directory("own loop", make) / "one.rec"
 
 
 @pytest.mark.megatron
 def test_one_and_two_ranks_agree_and_an_injected_fault_is_found(
-    warm: str, accel_bridge_command: Command, tmp_path: Path
+    one: Path, warm: str, accel_bridge_command: Command, tmp_path: Path
 ) -> None:
-    one, two, wrong = (tmp_path / name for name in ("one.rec", "two.rec", "wrong.rec"))
-    for out, words, ranks in ((one, (), 1), (two, (), 2), (wrong, ("--injected",), 1)):
-        printed = start(warm, out, *words, ranks=ranks)
-        assert [pytest.approx(row, rel=1e-6) for row in printed] == steps(read(out))
+    two, wrong = tmp_path / "two.rec", tmp_path / "wrong.rec"
+    assert same(start(warm, two, ranks=2), two)
+    assert same(start(warm, wrong, "--injected"), wrong)
     assert accel_bridge_command("parity", "compare", str(one), str(two)).returncode == 0
     assert accel_bridge_command("parity", "compare", str(one), str(wrong)).returncode != 0
     found = read(one)
@@ -68,12 +80,11 @@ def test_one_and_two_ranks_agree_and_an_injected_fault_is_found(
 
 @pytest.mark.megatron
 def test_gradients_of_a_loss_that_is_divided_by_tokens_at_the_end(
-    warm: str, accel_bridge_command: Command, tmp_path: Path
+    one: Path, warm: str, tmp_path: Path
 ) -> None:
-    mean, tokens = tmp_path / "mean.rec", tmp_path / "tokens.rec"
-    start(warm, mean)
+    tokens = tmp_path / "tokens.rec"
     start(warm, tokens, "--per-token", ranks=2)
-    found, other = read(tokens), read(mean)
+    found, other = read(tokens), read(one)
     # The gradients of all weights have the norm that the optimizer clipped by.
     squares = sum(
         item.moments.squares

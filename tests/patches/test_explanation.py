@@ -13,6 +13,7 @@ import pytest
 import torch
 from end_to_end.launcher import train
 
+from accel_bridge.errors import BridgeError
 from accel_bridge.patches import _advice_table
 from accel_bridge.patches.advice import _make_quiet, _of_uncaught, advise
 from accel_bridge.patches.argument_values import _FORMATS, refused
@@ -47,12 +48,27 @@ def raised(
     raise AssertionError("nothing was raised")
 
 
+def told_of(error: BaseException, args: object = None) -> BridgeError:
+    """What is said of the error in the place of its traceback."""
+    advise(error, args)
+    found = explanation(error)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def parser(monkeypatch: pytest.MonkeyPatch) -> argparse.ArgumentParser:
+    """A parser whose flags are the known ones."""
+    monkeypatch.setattr(host, "_ACTIONS", [])
+    parser = argparse.ArgumentParser()
+    know_flags(parser)
+    return parser
+
+
 def test_a_bare_assertion_names_its_flags(tmp_path: Path) -> None:
     body = "assert args.hidden_size % args.num_attention_heads == 0"
     error = raised(tmp_path, "validate_args", body)
-    advise(error, None)
-    told = explanation(error)
-    assert told is not None
+    told = told_of(error)
     assert told.what.startswith("Megatron does not accept these arguments: hidden_size %")
     assert "megatron/training/some.py:2" in told.evidence[0]
     assert told.evidence[1] == "--hidden-size 64 --num-attention-heads 5"
@@ -91,13 +107,10 @@ def test_every_argument_of_megatron_is_named_as_its_parser_takes_it(
 
 
 def test_a_switch_that_is_only_passed_on_is_not_advised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, parser: argparse.ArgumentParser
 ) -> None:
-    monkeypatch.setattr(host, "_ACTIONS", [])
-    parser = argparse.ArgumentParser()
     parser.add_argument("--use-it", action="store_true")
     parser.add_argument("--no-pin-it", action="store_false", dest="pin_it")
-    know_flags(parser)
     args = SimpleNamespace(micro_batch_size=2, use_it=True, pin_it=True, save=None)
     error = raised(tmp_path, "train", "int('x', base=args.use_it + 9 * args.pin_it)", args)
     advise(error, None)
@@ -106,19 +119,14 @@ def test_a_switch_that_is_only_passed_on_is_not_advised(
     assert explained.next.startswith("remove --use-it;")
 
 
-def test_a_switch_is_given_and_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "_ACTIONS", [])
-    parser = argparse.ArgumentParser()
-    know_flags(parser)
+def test_a_switch_is_given_and_not_changed(tmp_path: Path, parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
     parser.add_argument("--multi-latent-attention", action="store_true")
     args = parser.parse_args(["--multi-latent-attention"])
     args.world_size = 2  # computed, and no flag
     body = "assert not args.apply_rope_fusion or not args.multi_latent_attention, 'for world_size'"
     error = raised(tmp_path, "validate_args", body, args)
-    advise(error, args)
-    told = explanation(error)
-    assert told is not None
+    told = told_of(error, args)
     assert told.evidence[1] == "without --no-rope-fusion --multi-latent-attention"
     assert told.next.startswith("give --no-rope-fusion, remove --multi-latent-attention until")
 
@@ -132,20 +140,14 @@ def test_a_switch_is_given_and_not_changed(tmp_path: Path, monkeypatch: pytest.M
     ],
 )
 def test_one_argument_is_asked_for_without_a_circle(
-    body: str, next: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    body: str, next: str, tmp_path: Path, parser: argparse.ArgumentParser
 ) -> None:
-    monkeypatch.setattr(host, "_ACTIONS", [])
-    parser = argparse.ArgumentParser()
-    know_flags(parser)
     parser.add_argument("--micro-batch-size")
     parser.add_argument("--use-flash-attn", action="store_true")
     parser.add_argument("--hidden-size", type=int, default=64)
     args = parser.parse_args([])
     error = raised(tmp_path, "validate_args", body, args)
-    advise(error, args)
-    told = explanation(error)
-    assert told is not None
-    assert told.next.startswith(f"{next}; ")
+    assert told_of(error, args).next.startswith(f"{next}; ")
 
 
 @pytest.mark.parametrize(
@@ -168,9 +170,7 @@ def test_a_whole_checkpoint_of_another_run_is_not_called_damaged(
     body: str, next: str, tmp_path: Path
 ) -> None:
     error = raised(tmp_path, "load_checkpoint", body)
-    advise(error, None)
-    told = explanation(error)
-    assert told is not None
+    told = told_of(error)
     assert next in told.next
     assert ("whole" in told.next) is (next == "--ckpt-step")
 
@@ -179,10 +179,7 @@ def test_a_rank_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.M
     ranks = [(1, 77, "T"), (2, 78, "R"), (3, 79, "Z")]
     monkeypatch.setattr(_advice_table, "neighbours", lambda: iter(ranks))
     error = raised(tmp_path, "train", "raise RuntimeError('Timed out waiting 6000ms for recv')")
-    advise(error, None)
-    told = explanation(error)
-    assert told is not None
-    assert told.evidence[-2:] == (
+    assert told_of(error).evidence[-2:] == (
         "rank 1 (pid 77) does not run: stopped by a signal",
         "rank 3 (pid 79) does not run: ended",
     )
@@ -207,9 +204,7 @@ def test_a_rank_that_does_not_run_is_named(tmp_path: Path, monkeypatch: pytest.M
 )
 def test_stages_and_known_errors(tmp_path: Path, name: str, body: str, what: str) -> None:
     error = raised(tmp_path, name, body)
-    advise(error, ARGS)
-    told = explanation(error)
-    assert told is not None
+    told = told_of(error, ARGS)
     assert told.what.startswith(what)
     assert told.evidence
     assert "NoneType" not in told.evidence[0]  # what Megatron makes of an absent --save

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from patched_function import patched
 from torch.nn import functional
 
 from accel_bridge.kernels import GATED_ACTIVATION, Contract
@@ -30,18 +31,15 @@ def upstream(self: Any, hidden_states: torch.Tensor, per_token_scale: Any = None
     return self.linear_fc2(active)
 
 
-def patched() -> Any:
-    (patch,) = (one for one in PATCHES if one.id == "unfused-glu")
+def shortened() -> Any:
+    """Megatron's forward pass under the patch."""
 
     def kernel(contract: Contract[Any, Any]) -> Any:
         assert contract is GATED_ACTIVATION
         return contract.reference
 
-    host = SimpleNamespace(kernel=kernel)
-    context: Any = SimpleNamespace(
-        original=upstream, host=host, module=SimpleNamespace(quick_gelu=quick_gelu)
-    )
-    return patch.make(context)
+    host, module = SimpleNamespace(kernel=kernel), SimpleNamespace(quick_gelu=quick_gelu)
+    return patched(PATCHES, upstream, "unfused-glu", host=host, module=module)
 
 
 def mlp(**config: Any) -> Any:
@@ -73,7 +71,7 @@ def mlp(**config: Any) -> Any:
 )
 def test_unfused_activations_are_megatrons(config: dict[str, Any]) -> None:
     layer, x = mlp(**config), torch.randn(3, 2, 6)
-    found, _ = patched()(layer, x, padding_mask=None)
+    found, _ = shortened()(layer, x, padding_mask=None)
     assert not layer.long, "the short way"
     torch.testing.assert_close(found, upstream(layer, x)[0])
 
@@ -92,5 +90,5 @@ def test_what_the_contract_does_not_say_stays_megatrons(
     config: dict[str, Any], probabilities: list[torch.Tensor]
 ) -> None:
     layer = mlp(**config)
-    patched()(layer, torch.randn(3, 2, 6), *probabilities)
+    shortened()(layer, torch.randn(3, 2, 6), *probabilities)
     assert layer.long

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from patched_function import patched
 
 from accel_bridge.backends.cpu import CpuBackend
 from accel_bridge.patches import loss_checks
-from accel_bridge.patching import PatchContext
 from accel_bridge.patching.host import Host
-from accel_bridge.patching.verify import signature
 
 pytestmark = pytest.mark.megatron
 NAN = "found NaN in local forward loss calculation"
@@ -29,9 +28,8 @@ def machine(module: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     host = Host(CpuBackend(), lambda args: None, print, lambda: None)
     for patch in loss_checks.PATCHES:
         name = patch.target.rpartition(".")[2]
-        original = getattr(kind, name)
-        context = PatchContext(original, module, kind, host, patch, signature(original))
-        monkeypatch.setattr(kind, name, patch.make(context))
+        new = patched([patch], getattr(kind, name), module=module, owner=kind, host=host)
+        monkeypatch.setattr(kind, name, new)
     monkeypatch.setattr(loss_checks, "_on_device", lambda result: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -220,21 +218,13 @@ print("back:", transformer_engine.WORD)
 
 
 @pytest.mark.slow
-def test_a_library_that_cannot_work_is_hidden_and_back_after_undo(tmp_path: Path) -> None:
+def test_a_library_that_cannot_work_is_hidden_and_back_after_undo(
+    forked: Python, tmp_path: Path
+) -> None:
     """With one line; it has no shim."""
     package = tmp_path / "transformer_engine"
     package.mkdir()
     (package / "__init__.py").write_text("WORD = 'itself'\n")
-    done = subprocess.run(
-        [sys.executable, "-c", HIDDEN],
-        env={
-            "PYTHONPATH": str(tmp_path),
-            "PATH": "/usr/bin:/bin",
-            "ACCEL_BRIDGE_LIBRARIES": "none",
-        },
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = forked("-c", HIDDEN, PYTHONPATH=str(tmp_path), ACCEL_BRIDGE_LIBRARIES="none")
     assert done.stdout.splitlines() == ["hidden", "back: itself"], done.stderr[-2000:]
     assert "transformer_engine is installed but cannot work on CPU: hidden" in done.stderr

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import sys
 from typing import Any
 
 import torch
+from patched_function import patched
 
 from accel_bridge.kernels import WEIGHT_GRADIENT
-from accel_bridge.patches import tensor_parallel as patches
-from accel_bridge.patching import PatchContext
+from accel_bridge.patches.tensor_parallel import PATCHES
 
 
 class _Upstream(torch.autograd.Function):
@@ -42,15 +40,9 @@ class _Patched(_Upstream):
     """The same under the patch."""
 
 
-_CONTEXT = PatchContext(
-    original=_Upstream.backward,
-    module=sys.modules[__name__],
-    owner=_Patched,
-    host=None,  # type: ignore[arg-type]
-    patch=next(one for one in patches.PATCHES if one.id == "weight-gradient"),
-    signature=inspect.signature(_Upstream.backward),
+_Patched.backward = patched(  # type: ignore[method-assign]
+    PATCHES, _Upstream.backward, "weight-gradient", owner=_Patched
 )
-_Patched.backward = patches._make_backward(_CONTEXT)  # type: ignore[method-assign]
 
 
 def linear(x: Any, weight: Any, bias: Any = None, fusion: bool = True) -> torch.Tensor:

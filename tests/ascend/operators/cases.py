@@ -38,6 +38,34 @@ def with_gradients(outputs: Any, inputs: Sequence[torch.Tensor]) -> list[torch.T
     return [*(t.detach() for t in results), *found]
 
 
+def beside(
+    on_npu: Callable[..., Any],
+    on_cpu: Callable[..., Any],
+    *shapes: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+    gradients: bool = True,
+) -> Case:
+    """Two functions of normal numbers of these shapes, and of each its gradients.
+
+    The CPU computes in float32, and what it has gradients for is rounded once.
+    """
+
+    def case(device: str) -> Any:
+        inputs = [(leaf if gradients else rand)(device, *s, dtype=dtype) for s in shapes]
+        found = on_npu(*inputs) if device == "npu" else on_cpu(*map(wide, inputs))
+        found = [found] if isinstance(found, torch.Tensor) else list(found)
+        if device == "cpu":
+            found = [t.to(dtype) if t.requires_grad else t for t in found]
+        return with_gradients(found, inputs) if gradients else found
+
+    return case
+
+
+def same(function: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> Case:
+    """The same function of torch on both."""
+    return beside(function, function, *shapes, **options)
+
+
 def wide(tensor: torch.Tensor) -> torch.Tensor:
     """Float32, in which the NPU's kernels compute half precisions."""
     return tensor.float() if tensor.is_floating_point() else tensor

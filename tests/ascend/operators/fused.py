@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import torch
 import torch_npu
-from cases import Case, leaf, rand, wide, with_gradients
+from cases import Case, beside, leaf, rand, wide, with_gradients
 from torch.nn import functional
 
 BATCH, HEADS, LENGTH, SIZE, ROPE = 2, 4, 8, 16, 8
+QKV = [(BATCH, HEADS, LENGTH, SIZE)] * 3
 ENDS = [3, 8]
 
 
@@ -54,30 +56,6 @@ def second(kind: int, start: int = 0) -> Case:
         return with_gradients(y, (q, k, v))
 
     return case
-
-
-def bias_gradient(device: str) -> Any:
-    q, k, v = (leaf(device, BATCH, HEADS, LENGTH, SIZE) for _ in range(3))
-    bias = leaf(device, 1, HEADS, LENGTH, LENGTH)
-    if device == "npu":
-        y = torch_npu.npu_fusion_attention(
-            q, k, v, HEADS, "BNSD", pse=bias, scale=1 / math.sqrt(SIZE)
-        )[0]
-    else:
-        y = attend(q, k, v, bias)
-    return with_gradients(y, (q, k, v, bias))
-
-
-def sink(device: str) -> Any:
-    q, k, v = (leaf(device, BATCH, HEADS, LENGTH, SIZE) for _ in range(3))
-    one = leaf(device, HEADS)
-    if device == "npu":
-        y = torch_npu.npu_fusion_attention(
-            q, k, v, HEADS, "BNSD", scale=1 / math.sqrt(SIZE), sink=one
-        )[0]
-    else:
-        y = attend(q, k, v, sink=one)
-    return with_gradients(y, (q, k, v, one))
 
 
 def packed(version: str) -> Case:
@@ -166,57 +144,27 @@ def ring(device: str) -> Any:
     return y, dq, *(torch.cat([one[i] for one in gradients]) for i in (1, 2))
 
 
-def add_layer_norm(device: str) -> Any:
-    one, other, weight, bias = (leaf(device, *shape) for shape in ((4, 8), (4, 8), (8,), (8,)))
-    if device == "npu":
-        y, _, _, total = torch_npu.npu_add_layer_norm(one, other, weight, bias, 1e-5, True)
-    else:
-        total = one + other
-        y = functional.layer_norm(total, (8,), weight, bias)
-    return with_gradients((y, total), (one, other, weight, bias))
+def add_layer_norm(one: Any, other: Any, weight: Any, bias: Any) -> Any:
+    return functional.layer_norm(one + other, (8,), weight, bias), one + other
 
 
-def deep_norm(device: str) -> Any:
-    x, gx, bias, weight = (leaf(device, *shape) for shape in ((4, 8), (4, 8), (8,), (8,)))
-    if device == "npu":
-        y = torch_npu.npu_deep_norm(x, gx, bias, weight, 0.7, 1e-5)[2]
-    else:
-        y = functional.layer_norm(0.7 * x + gx, (8,), weight, bias)
-    return with_gradients(y, (x, gx, bias, weight))
-
-
-def gemma_norm(device: str) -> Any:
-    x, weight = rand(device, 4, 8), rand(device, 8)
-    if device == "npu":
-        return torch_npu.npu_gemma_rms_norm(x, weight, 1e-5)
+def gemma_norm(x: Any, weight: Any) -> Any:
     scale = (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
     return x * scale * (1 + weight), scale
 
 
-def norm_and_cast(device: str) -> Any:
-    one, other, weight = (rand(device, *s, dtype=torch.half) for s in ((4, 8), (4, 8), (8,)))
-    if device == "npu":
-        wide_y, y, _, total = torch_npu.npu_add_rms_norm_cast(one, other, weight, 1e-5)
-        return wide_y, y, total
-    total = one.float() + other.float()
-    y = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.float()
+def norm_and_cast(one: Any, other: Any, weight: Any) -> Any:
+    total = one + other
+    y = total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
     return y.half().float(), y.half(), total.half()
 
 
-def group_norm(device: str) -> Any:
-    x, weight, bias = (leaf(device, *shape) for shape in ((2, 6, 5), (6,), (6,)))
-    if device == "npu":
-        y = torch_npu.npu_group_norm_swish(x, 3, weight, bias, eps=1e-5, swish_scale=1.5)[0]
-    else:
-        y = functional.group_norm(x, 3, weight, bias)
-        y = y * torch.sigmoid(1.5 * y)
-    return with_gradients(y, (x, weight, bias))
+def group_norm(x: Any, weight: Any, bias: Any) -> Any:
+    y = functional.group_norm(x, 3, weight, bias)
+    return y * torch.sigmoid(1.5 * y)
 
 
-def gelu_gemm(device: str) -> Any:
-    x = rand(device, 5, 8)
-    if device == "npu":
-        return torch_npu.npu_gelu_mul(x, approximate="tanh")
+def gelu_gemm(x: Any) -> Any:
     gate, value = x.chunk(2, -1)
     return functional.gelu(gate, approximate="tanh") * value
 
@@ -231,21 +179,13 @@ def scatter_pairs(device: str) -> Any:
 
 
 def cross_entropy(reduction: str) -> Case:
-    def case(device: str) -> Any:
-        x, weight = leaf(device, 6, 5), rand(device, 5).abs()
-        target = torch.tensor([0, 4, 2, 3, 3, 1])
-        if device == "npu":
-            loss = torch_npu.npu_cross_entropy_loss(
-                x, target.npu(), weight, reduction, ignore_index=2, label_smoothing=0.1
-            )[0]
-        else:
-            loss = functional.cross_entropy(
-                x, target, weight, reduction=reduction, ignore_index=2, label_smoothing=0.1
-            )
-            loss = loss.reshape(-1)
-        return with_gradients(loss, (x,))
-
-    return case
+    target, weight = torch.tensor([0, 4, 2, 3, 3, 1]), torch.tensor([0.3, 2.0, 0.7, 1.1, 0.1])
+    options: Any = {"reduction": reduction, "ignore_index": 2, "label_smoothing": 0.1}
+    return beside(
+        lambda x: torch_npu.npu_cross_entropy_loss(x, target.npu(), weight.npu(), **options)[0],
+        lambda x: functional.cross_entropy(x, target, weight, **options).reshape(-1),
+        (6, 5),
+    )
 
 
 def gate(device: str) -> Any:
@@ -311,17 +251,56 @@ def add_group_gemms(device: str) -> Any:
 CASES: dict[str, Case] = {
     **{f"fused-attention-bias{kind}": second(kind) for kind in range(4)},
     "fused-attention-bias-start": second(2, 3),
-    "fused-attention-bias-gradient": bias_gradient,
-    "fused-attention-sink": sink,
+    "fused-attention-bias-gradient": beside(
+        lambda q, k, v, bias: torch_npu.npu_fusion_attention(
+            *(q, k, v, HEADS, "BNSD"), pse=bias, scale=1 / math.sqrt(SIZE)
+        )[0],
+        attend,
+        *(*QKV, (1, HEADS, LENGTH, LENGTH)),
+    ),
+    "fused-attention-sink": beside(
+        lambda q, k, v, sink: torch_npu.npu_fusion_attention(
+            *(q, k, v, HEADS, "BNSD"), scale=1 / math.sqrt(SIZE), sink=sink
+        )[0],
+        lambda q, k, v, sink: attend(q, k, v, sink=sink),
+        *(*QKV, (HEADS,)),
+    ),
     **{f"fused-packed-{name}": packed(name) for name in ("plain", "rope", "layout", "sink")},
     "fused-packed-softmax": packed_softmax,
     "fused-ring": ring,
-    "fused-add_layer_norm": add_layer_norm,
-    "fused-deep_norm": deep_norm,
-    "fused-gemma_norm": gemma_norm,
-    "fused-norm_and_cast": norm_and_cast,
-    "fused-group_norm": group_norm,
-    "fused-gelu_gemm": gelu_gemm,
+    "fused-add_layer_norm": beside(
+        lambda *given: torch_npu.npu_add_layer_norm(*given, 1e-5, True)[::3],
+        add_layer_norm,
+        *((4, 8), (4, 8), (8,), (8,)),
+    ),
+    "fused-deep_norm": beside(
+        lambda x, gx, bias, weight: torch_npu.npu_deep_norm(x, gx, bias, weight, 0.7, 1e-5)[2],
+        lambda x, gx, bias, weight: functional.layer_norm(0.7 * x + gx, (8,), weight, bias),
+        *((4, 8), (4, 8), (8,), (8,)),
+    ),
+    "fused-gemma_norm": beside(
+        lambda x, weight: torch_npu.npu_gemma_rms_norm(x, weight, 1e-5),
+        gemma_norm,
+        *((4, 8), (8,)),
+        gradients=False,
+    ),
+    "fused-norm_and_cast": beside(
+        lambda *given: itemgetter(0, 1, 3)(torch_npu.npu_add_rms_norm_cast(*given, 1e-5)),
+        norm_and_cast,
+        *((4, 8), (4, 8), (8,)),
+        dtype=torch.half,
+        gradients=False,
+    ),
+    "fused-group_norm": beside(
+        lambda x, weight, bias: torch_npu.npu_group_norm_swish(
+            x, 3, weight, bias, eps=1e-5, swish_scale=1.5
+        )[0],
+        group_norm,
+        *((2, 6, 5), (6,), (6,)),
+    ),
+    "fused-gelu_gemm": beside(
+        lambda x: torch_npu.npu_gelu_mul(x, approximate="tanh"), gelu_gemm, (5, 8), gradients=False
+    ),
     "fused-scatter_pairs": scatter_pairs,
     **{f"fused-cross_entropy-{name}": cross_entropy(name) for name in ("mean", "sum", "none")},
     "fused-gate": gate,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch_npu
 from attention import DENSE, PACKED, Problem, dense, packed
-from cases import Case, leaf, rand, with_gradients
+from cases import Case, beside
 from fused import second
 
 
@@ -16,33 +16,15 @@ def either(on_npu: Case, on_cpu: Case) -> Case:
     return lambda device: (on_npu if device == "npu" else on_cpu)(device)
 
 
-def sub_for_add(device: str) -> Any:
-    x, y = rand(device, 4), rand(device, 4)
-    return x + y if device == "npu" else x - y
+def wrong_gradient(x: Any) -> Any:
+    return x * 2 + (x - x.detach()) * 0.01
 
 
-def wrong_dtype(device: str) -> Any:
-    x = rand(device, 4)
-    return x if device == "npu" else x.double()
+def one_element(x: Any) -> Any:
+    return x.index_add(0, torch.tensor([777]), torch.tensor([0.001]))
 
 
-def wrong_gradient(device: str) -> Any:
-    x = leaf(device, 6)
-    y = x * 2 if device == "npu" else x * 2 + (x - x.detach()) * 0.01
-    return with_gradients(y, (x,))
-
-
-def one_element(device: str) -> Any:
-    x = rand(device, 1000)
-    if device == "cpu":
-        x[777] += 0.001
-    return x
-
-
-def other_half(device: str) -> Any:
-    x = rand(device, 4, 8)
-    if device == "npu":
-        return torch_npu.npu_swiglu(x)
+def other_half(x: Any) -> Any:
     value, gate = x.chunk(2, -1)
     return torch.nn.functional.silu(gate) * value
 
@@ -57,14 +39,14 @@ causal, banded = DENSE["BNSD-2"], DENSE["4"]
 CASES: dict[str, Case] = {
     f"injected-{name}": case
     for name, case in {
-        "sub_for_add": sub_for_add,
+        "sub_for_add": beside(torch.add, torch.sub, (4,), (4,)),
         "bias_kind": either(second(0), second(1)),
         "bias_start": either(second(2, 3), second(2)),
         "bias_root": either(second(2), second(3)),
-        "dtype": wrong_dtype,
-        "gradient": wrong_gradient,
-        "one_element": one_element,
-        "swiglu_halves": other_half,
+        "dtype": beside(lambda x: x + 0, lambda x: x.double(), (4,), gradients=False),
+        "gradient": beside(lambda x: x * 2, wrong_gradient, (6,)),
+        "one_element": beside(lambda x: x + 0, one_element, (1000,), gradients=False),
+        "swiglu_halves": beside(torch_npu.npu_swiglu, other_half, (4, 8), gradients=False),
         "attention_mask": either(dense(causal), dense(Problem())),
         "attention_scale": either(dense(causal), dense(Unscaled(mode=2))),
         "attention_layout": either(dense(Problem("BSH", batch=8)), dense(Problem("SBH", batch=8))),

@@ -6,69 +6,21 @@ from typing import Any
 
 import torch
 import torch_npu
-from cases import FLOATS, Case, leaf, rand, wide, with_gradients
+from cases import FLOATS, Case, beside, leaf, rand, same, with_gradients
 from torch.nn import functional
 
 
-def rms_norm(dtype: torch.dtype, strided: bool = False) -> Case:
-    def case(device: str) -> Any:
-        x, weight = leaf(device, 4, 6, 8, dtype=dtype), leaf(device, 8, dtype=dtype)
-        value = x.transpose(0, 1) if strided else x
-        if device == "npu":
-            y, scale = torch_npu.npu_rms_norm(value, weight, 1e-5)
-        else:
-            scale = (value.float().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-            y = (value.float() * scale * weight.float()).to(dtype)
-        return *with_gradients(y, (x, weight)), scale.detach()
-
-    return case
+def rms_norm(x: Any, weight: Any) -> Any:
+    scale = (x.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    return x * scale * weight, scale.detach()
 
 
-def add_rms_norm(device: str) -> Any:
-    one, other, weight = rand(device, 4, 8), rand(device, 4, 8), rand(device, 8)
-    if device == "npu":
-        return torch_npu.npu_add_rms_norm(one, other, weight, 1e-5)
-    total = one + other
-    scale = (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
-    return total * scale * weight, scale, total
+def swiglu(x: Any, dim: int = -1) -> Any:
+    gate, value = x.chunk(2, dim)
+    return functional.silu(gate) * value
 
 
-def swiglu(dtype: torch.dtype, dim: int = -1) -> Case:
-    def case(device: str) -> Any:
-        x = leaf(device, 4, 6, 8, dtype=dtype)
-        if device == "npu":
-            return with_gradients(torch_npu.npu_swiglu(x, dim), (x,))
-        gate, value = wide(x).chunk(2, dim)
-        return with_gradients((functional.silu(gate) * value).to(dtype), (x,))
-
-    return case
-
-
-def gelu(kind: str, dtype: torch.dtype) -> Case:
-    def case(device: str) -> Any:
-        x = leaf(device, 5, 7, dtype=dtype)
-        if device == "npu":
-            return with_gradients(torch_npu.npu_gelu(x, approximate=kind), (x,))
-        return with_gradients(functional.gelu(wide(x), approximate=kind).to(dtype), (x,))
-
-    return case
-
-
-def dropped_argument(device: str) -> Any:
-    """torch_npu's own ``F.gelu`` computes the tanh form whatever ``approximate`` says."""
-    x = leaf(device, 5, 7)
-    kind = "none" if device == "npu" else "tanh"
-    return with_gradients(functional.gelu(x, approximate=kind), (x,))
-
-
-def fast_gelu(device: str) -> Any:
-    x = leaf(device, 5, 7)
-    if device == "npu":
-        return with_gradients(torch_npu.fast_gelu(x), (x,))
-    return with_gradients(x * torch.sigmoid(1.702 * x), (x,))
-
-
-def rotary(mode: str, dtype: torch.dtype, learned: bool = False) -> Case:
+def rotary(mode: str, learned: bool = False, dtype: torch.dtype = torch.float32) -> Case:
     def case(device: str) -> Any:
         x = leaf(device, 2, 6, 3, 8, dtype=dtype)
         angles = rand("cpu", 1, 6, 1, 8)
@@ -105,77 +57,37 @@ def masked_softmax(dtype: torch.dtype, triangle: bool) -> Case:
     return case
 
 
-def layer_norm(dtype: torch.dtype) -> Case:
-    def case(device: str) -> Any:
-        x, weight, bias = (leaf(device, *s, dtype=dtype) for s in ((4, 6, 8), (8,), (8,)))
-        if device == "npu":
-            return with_gradients(functional.layer_norm(x, (8,), weight, bias), (x, weight, bias))
-        y = functional.layer_norm(x.float(), (8,), weight.float(), bias.float()).to(dtype)
-        return with_gradients(y, (x, weight, bias))
+def embedding(padding: int | None, **options: Any) -> Case:
+    def function(weight: Any) -> Any:
+        words = torch.randint(0, 10, (3, 5)).to(weight.device)
+        return functional.embedding(words, weight, padding_idx=padding)
 
-    return case
+    return same(function, (10, 4), **options)
 
 
-def embedding(dtype: torch.dtype, padding: int | None) -> Case:
-    def case(device: str) -> Any:
-        weight = leaf(device, 10, 4, dtype=dtype)
-        words = torch.randint(0, 10, (3, 5)).to(device)
-        return with_gradients(functional.embedding(words, weight, padding_idx=padding), (weight,))
-
-    return case
+def cross_entropy(x: Any, **options: Any) -> Any:
+    target = torch.randint(0, 10, (6,))
+    target[2] = -100
+    return functional.cross_entropy(x, target.to(x.device), **options)
 
 
-def cross_entropy(dtype: torch.dtype, **options: Any) -> Case:
-    def case(device: str) -> Any:
-        x = leaf(device, 6, 10, dtype=dtype)
-        target = torch.randint(0, 10, (6,))
-        target[2] = -100
-        if device == "npu":
-            loss = functional.cross_entropy(x, target.to(device), **options)
-        else:
-            loss = functional.cross_entropy(wide(x), target, **options).to(dtype)
-        return with_gradients(loss, (x,))
+def loss(name: str, positive: bool = False) -> Case:
+    """One of torch's losses in each reduction."""
 
-    return case
+    def function(x: Any) -> Any:
+        target = rand(x.device, 4, 6).sigmoid()
+        x = x.sigmoid() if positive else x
+        reductions = ("mean", "sum", "none")
+        return [getattr(functional, name)(x, target, reduction=one) for one in reductions]
+
+    return same(function, (4, 6))
 
 
-def loss(name: str, *options: Any, positive: bool = False) -> Case:
-    """One of torch's losses in each reduction, gradients of both sides."""
-
-    def case(device: str) -> Any:
-        results = []
-        for reduction in ("mean", "sum", "none"):
-            x, target = rand(device, 4, 6), rand(device, 4, 6).sigmoid()
-            if positive:
-                x = x.sigmoid()
-            x.requires_grad_()
-            value = getattr(functional, name)(x, target, *options, reduction=reduction)
-            results += with_gradients(value, (x,))
-        return results
-
-    return case
-
-
-def with_logits(device: str) -> Any:
+def with_logits(x: Any) -> Any:
     """Its gradient is npu_binary_cross_entropy_with_logits_backward."""
-    results = []
-    for reduction in ("mean", "sum"):
-        x, target = leaf(device, 4, 6), rand(device, 4, 6).sigmoid()
-        y = functional.binary_cross_entropy_with_logits(
-            x, target, weight=rand(device, 4, 6).abs(), reduction=reduction
-        )
-        results += with_gradients(y, (x,))
-    return results
-
-
-def softmax(dtype: torch.dtype) -> Case:
-    def case(device: str) -> Any:
-        x = leaf(device, 4, 6, dtype=dtype)
-        value = x if device == "npu" else wide(x)
-        outputs = [value.softmax(-1).to(dtype), value.log_softmax(0).to(dtype)]
-        return with_gradients(outputs, (x,))
-
-    return case
+    target, weight = rand(x.device, 4, 6).sigmoid(), rand(x.device, 4, 6).abs()
+    each = functional.binary_cross_entropy_with_logits
+    return [each(x, target, weight=weight, reduction=one) for one in ("mean", "sum")]
 
 
 def accumulated(dtype: torch.dtype) -> Case:
@@ -194,52 +106,81 @@ def accumulated(dtype: torch.dtype) -> Case:
 def torch_attention(masked: bool) -> Case:
     """F.scaled_dot_product_attention, which torch_npu has an implementation of its own for."""
 
-    def case(device: str) -> Any:
-        inputs = [leaf(device, 2, 3, 8, 16) for _ in range(3)]
-        mask = torch.rand(2, 1, 8, 8).gt(0.3).logical_or(torch.eye(8).bool()).to(device)
+    def function(*inputs: Any) -> Any:
+        mask = torch.rand(2, 1, 8, 8).gt(0.3).logical_or(torch.eye(8).bool()).to(inputs[0].device)
         options: Any = {"attn_mask": mask} if masked else {"is_causal": True}
-        return with_gradients(functional.scaled_dot_product_attention(*inputs, **options), inputs)
+        return functional.scaled_dot_product_attention(*inputs, **options)
 
-    return case
+    return same(function, *[(2, 3, 8, 16)] * 3)
 
 
 def named(name: str, case: Any, *arguments: Any) -> dict[str, Case]:
     """One case for each floating dtype."""
-    return {f"layers-{name}-{str(d)[6:]}": case(*arguments, d) for d in FLOATS}
+    return {f"layers-{name}-{str(d)[6:]}": case(*arguments, dtype=d) for d in FLOATS}
 
 
+ROWS, WIDTH = (4, 6, 8), (8,)
 CASES: dict[str, Case] = {
-    **named("rms_norm", rms_norm),
-    "layers-rms_norm-strided": rms_norm(torch.float32, True),
-    "layers-add_rms_norm": add_rms_norm,
-    **named("swiglu", swiglu),
-    "layers-swiglu-first": swiglu(torch.float32, 0),
-    **named("gelu-tanh", gelu, "tanh"),
-    **named("gelu-exact", gelu, "none"),
-    "layers-gelu-dropped_argument": dropped_argument,
-    "layers-fast_gelu": fast_gelu,
+    **named(
+        *("rms_norm", beside, lambda x, w: torch_npu.npu_rms_norm(x, w, 1e-5), rms_norm),
+        *(ROWS, WIDTH),
+    ),
+    "layers-rms_norm-strided": beside(
+        lambda x, w: torch_npu.npu_rms_norm(x.transpose(0, 1), w, 1e-5),
+        lambda x, w: rms_norm(x.transpose(0, 1), w),
+        *(ROWS, WIDTH),
+    ),
+    "layers-add_rms_norm": beside(
+        lambda one, other, w: torch_npu.npu_add_rms_norm(one, other, w, 1e-5),
+        lambda one, other, w: (*rms_norm(one + other, w), one + other),
+        *((4, 8), (4, 8), WIDTH),
+        gradients=False,
+    ),
+    **named("swiglu", beside, torch_npu.npu_swiglu, swiglu, ROWS),
+    "layers-swiglu-first": beside(
+        lambda x: torch_npu.npu_swiglu(x, 0), lambda x: swiglu(x, 0), ROWS
+    ),
+    **{
+        name: case
+        for words, kind in (("tanh", "tanh"), ("exact", "none"))
+        for name, case in named(
+            f"gelu-{words}",
+            beside,
+            lambda x, kind=kind: torch_npu.npu_gelu(x, approximate=kind),
+            lambda x, kind=kind: functional.gelu(x, approximate=kind),
+            (5, 7),
+        ).items()
+    },
+    # torch_npu's own `F.gelu` computes the tanh form whatever `approximate` says.
+    "layers-gelu-dropped_argument": beside(
+        functional.gelu, lambda x: functional.gelu(x, approximate="tanh"), (5, 7)
+    ),
+    "layers-fast_gelu": beside(torch_npu.fast_gelu, lambda x: x * torch.sigmoid(1.702 * x), (5, 7)),
     **named("rotary-half", rotary, "half"),
     **named("rotary-interleave", rotary, "interleave"),
-    "layers-rotary-learned": rotary("half", torch.float32, True),
+    "layers-rotary-learned": rotary("half", True),
     **{
         f"layers-masked_softmax-{triangle}-{str(dtype)[6:]}": masked_softmax(dtype, triangle)
         for triangle in (False, True)
         for dtype in FLOATS
     },
-    **named("layer_norm", layer_norm),
-    "layers-embedding": embedding(torch.float32, None),
-    "layers-embedding-padding": embedding(torch.float32, 3),
-    "layers-embedding-bfloat16": embedding(torch.bfloat16, None),
-    **named("cross_entropy", cross_entropy),
-    "layers-cross_entropy-none": cross_entropy(torch.float32, reduction="none"),
-    "layers-cross_entropy-smooth": cross_entropy(torch.float32, label_smoothing=0.1),
+    **named(
+        *("layer_norm", same, lambda x, w, b: functional.layer_norm(x, WIDTH, w, b)),
+        *(ROWS, WIDTH, WIDTH),
+    ),
+    "layers-embedding": embedding(None),
+    "layers-embedding-padding": embedding(3),
+    "layers-embedding-bfloat16": embedding(None, dtype=torch.bfloat16),
+    **named("cross_entropy", same, cross_entropy, (6, 10)),
+    "layers-cross_entropy-none": same(lambda x: cross_entropy(x, reduction="none"), (6, 10)),
+    "layers-cross_entropy-smooth": same(lambda x: cross_entropy(x, label_smoothing=0.1), (6, 10)),
     "layers-mse": loss("mse_loss"),
     "layers-l1": loss("l1_loss"),
     "layers-smooth_l1": loss("smooth_l1_loss"),
     "layers-binary_cross_entropy": loss("binary_cross_entropy", positive=True),
     "layers-kl": loss("kl_div"),
-    "layers-with_logits": with_logits,
-    **named("softmax", softmax),
+    "layers-with_logits": same(with_logits, (4, 6)),
+    **named("softmax", same, lambda x: (x.softmax(-1), x.log_softmax(0)), (4, 6)),
     **named("accumulated", accumulated),
     "layers-attention_of_torch-causal": torch_attention(False),
     "layers-attention_of_torch-mask": torch_attention(True),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch_npu
-from cases import Case, leaf, rand, with_gradients
+from cases import Case, beside, rand
 from torch.nn import functional
 
 #: ACL_FORMAT_FRACTAL_NZ; ND is 2.
@@ -66,22 +66,6 @@ def shapes(device: str) -> Any:
     )
 
 
-def activations(device: str) -> Any:
-    x = leaf(device, 5, 7)
-    if device == "npu":
-        y = torch_npu.npu_mish(x), torch_npu.npu_silu(x)
-    else:
-        y = functional.mish(x), functional.silu(x)
-    return with_gradients(y, (x,))
-
-
-def losses(device: str) -> Any:
-    x, label = leaf(device, 6, 5), rand(device, 6, 5).softmax(1)
-    if device == "npu":
-        return with_gradients(torch_npu.npu_softmax_cross_entropy_with_logits(x, label), (x,))
-    return with_gradients(-(label * functional.log_softmax(x, 1)).sum(1), (x,))
-
-
 def signs(device: str) -> Any:
     x = torch.tensor([0, 1, 130, 255], dtype=torch.uint8).to(device)
     if device == "npu":
@@ -136,13 +120,6 @@ def views(device: str) -> Any:
     )
 
 
-def layer_norm(device: str) -> Any:
-    x, weight, bias = rand(device, 4, 6), rand(device, 6), rand(device, 6)
-    if device == "npu":
-        return torch_npu.npu_layer_norm_eval(x, [6], weight, bias, 1e-5)
-    return functional.layer_norm(x, (6,), weight, bias, 1e-5)
-
-
 def scatter_update(device: str) -> Any:
     data, new = rand(device, 2, 3, 6, 4), rand(device, 2, 3, 2, 4)
     if device == "npu":
@@ -152,15 +129,6 @@ def scatter_update(device: str) -> Any:
     first[0, :, 1:3], first[1, :, 3:5] = new[0], new[1]
     second[0, :, 4:6], second[1, :, 0:2] = new[0], new[1]
     return first, second
-
-
-def dropout_softmax(device: str) -> Any:
-    x, other = leaf(device, 2, 3, 4, 8), leaf(device, 2, 3, 4, 8)
-    if device == "npu":
-        _, p, y = torch_npu.npu_dropout_with_add_softmax(other, x, 0.5, 0.0, -1)
-        return p, y
-    p = (x + 0.5 * other).softmax(-1)
-    return p.detach(), p.detach()
 
 
 def recurrent(device: str) -> Any:
@@ -223,17 +191,36 @@ def regions(device: str) -> Any:
     return rows[None, None], torch.tensor([1, 1, 1, 1, 0, 0, 0, 0], dtype=torch.uint8)
 
 
+label = torch.linspace(-2, 2, 30).view(6, 5).softmax(1)
 CASES: dict[str, Case] = {
     "formats-aligned": formats((32, 48), torch.float16),
     "formats-padded": formats((3, 15, 17), torch.float32),
     "legacy-shapes": shapes,
-    "legacy-activations": activations,
-    "legacy-losses": losses,
+    "legacy-activations": beside(
+        lambda x: (torch_npu.npu_mish(x), torch_npu.npu_silu(x)),
+        lambda x: (functional.mish(x), functional.silu(x)),
+        (5, 7),
+    ),
+    "legacy-losses": beside(
+        lambda x: torch_npu.npu_softmax_cross_entropy_with_logits(x, label.to(x.device)),
+        lambda x: -(label * functional.log_softmax(x, 1)).sum(1),
+        (6, 5),
+    ),
     "legacy-signs": signs,
     "legacy-views": views,
     "legacy-gemms": gemms,
-    "legacy-dropout-softmax": dropout_softmax,
-    "legacy-layer-norm": layer_norm,
+    "legacy-dropout-softmax": beside(
+        lambda x, other: torch_npu.npu_dropout_with_add_softmax(other, x, 0.5, 0.0, -1)[1:],
+        lambda x, other: [(x + 0.5 * other).softmax(-1)] * 2,
+        *((2, 3, 4, 8), (2, 3, 4, 8)),
+        gradients=False,
+    ),
+    "legacy-layer-norm": beside(
+        lambda *given: torch_npu.npu_layer_norm_eval(given[0], [6], *given[1:], 1e-5),
+        lambda *given: functional.layer_norm(given[0], (6,), *given[1:], 1e-5),
+        *((4, 6), (6,), (6,)),
+        gradients=False,
+    ),
     "legacy-scatter-update": scatter_update,
     "legacy-recurrent": recurrent,
     "legacy-boxes": boxes,

@@ -67,8 +67,8 @@ print({name for name in os.environ if name.startswith("NVTE")})
 
 
 @pytest.mark.slow
-def test_activation_and_its_undo(python: Python) -> None:
-    done, installed = python("-c", ACTIVATED), version("transformer_engine")
+def test_activation_and_its_undo(forked: Python) -> None:
+    done, installed = forked("-c", ACTIVATED), version("transformer_engine")
     row = [f"0 {installed} 4", "False"]
     assert done.stdout.splitlines() == [*row, *row, "True []", "set()"], done.stderr[-2000:]
     assert done.stderr.count(f"transformer_engine {installed}: NVIDIA's Python over") == 2
@@ -198,12 +198,12 @@ def test_the_exporter_is_explained_without_onnxscript(te: ModuleType) -> None:
         module.onnx_gemm(1, 2, 3)
 
 
-def test_a_broken_wheel_is_not_left_to_an_import(python: Python, site: Site) -> None:
+def test_a_broken_wheel_is_not_left_to_an_import(forked: Python, site: Site) -> None:
     """Excluded, it is hidden: NVIDIA's own check would raise what Megatron does not expect."""
     code = (
         "import accel_bridge\naccel_bridge.activate('cpu')\n"
         "try:\n    import transformer_engine\nexcept ImportError as error:\n    print('absent')\n"
     )
-    done = python("-c", code, ACCEL_BRIDGE_LIBRARIES="-transformer_engine")
+    done = forked("-c", code, ACCEL_BRIDGE_LIBRARIES="-transformer_engine")
     assert done.stdout == "absent\n", done.stderr[-2000:]
     assert "NVTE_PROJECT_BUILDING" not in os.environ

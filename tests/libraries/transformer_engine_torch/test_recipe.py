@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from ops_support import normal
 
 from accel_bridge.kernels.float8 import mxfp8_quantize
-
-
-def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("algorithm", ["max", "most_recent"])
@@ -36,7 +33,7 @@ def test_delayed_scales(tex: ModuleType, algorithm: str) -> None:
 def test_blocks_cast_in_parts(te: ModuleType, tex: ModuleType, cut: int) -> None:
     """Two ranks' parts of a weight are together what the whole weight is."""
     h, w = 200, 192
-    weight = _normal(h, w)
+    weight = normal(h, w)
     quantizer = te.Float8BlockQuantizer(
         te.DType.kFloat8E4M3, rowwise=True, columnwise=False, block_scaling_dim=2
     )
@@ -58,7 +55,7 @@ def test_blocks_cast_in_parts(te: ModuleType, tex: ModuleType, cut: int) -> None
 
 def test_mx_cast_in_parts(tex: ModuleType) -> None:
     h, w, cut = 64, 96, 1000
-    weight = _normal(h, w).bfloat16()
+    weight = normal(h, w).bfloat16()
     parts = [weight.view(-1)[:cut], weight.view(-1)[cut:]]
     rows = [torch.zeros(128, 4, dtype=torch.bfloat16) for _ in parts]
     columns = [torch.zeros(4, 128, dtype=torch.bfloat16) for _ in parts]
@@ -86,9 +83,9 @@ def _steps(function: Any, lists: list[list[torch.Tensor]], *further: Any) -> Non
 
 def test_adam_of_remainders_and_fp8(tex: ModuleType) -> None:
     """Both follow the same float32 parameters as plain Adam, bit by bit."""
-    start = _normal(300).bfloat16()
+    start = normal(300).bfloat16()
     moments = [[torch.zeros(300)] for _ in range(6)]
-    grad = [_normal(300, seed=1)]
+    grad = [normal(300, seed=1)]
     exact = [start.float()]
     _steps(tex.multi_tensor_adam, [grad, exact, moments[0], moments[1]])
 
@@ -138,9 +135,9 @@ def test_a_weights_gradient_is_the_same_beside_a_biass(tex: ModuleType) -> None:
 def test_grouped_outputs(tex: ModuleType, single: bool, stacked: bool) -> None:
     """Each expert's rows by its weight; one has no rows; stacked weights take one launch."""
     splits = [5, 0, 11]
-    rows, weight = _normal(16, 32), _normal(3, 24, 32, seed=1)
+    rows, weight = normal(16, 32), normal(3, 24, 32, seed=1)
     weights = list(weight) if stacked else [one.clone() for one in weight]
-    biases = list(_normal(3, 24, seed=2))
+    biases = list(normal(3, 24, seed=2))
     parts = list(rows.split(splits))
     whole = torch.full((16, 24), torch.nan)
     out = [whole] if single else list(whole.split(splits))
@@ -152,7 +149,7 @@ def test_grouped_outputs(tex: ModuleType, single: bool, stacked: bool) -> None:
 @pytest.mark.parametrize("accumulate", [True, False])
 def test_grouped_weight_gradients(tex: ModuleType, accumulate: bool) -> None:
     splits = [5, 0, 11]
-    x, grad = _normal(16, 32), _normal(16, 24, seed=1)
+    x, grad = normal(16, 32), normal(16, 24, seed=1)
     parts, grads = list(x.split(splits)), list(grad.split(splits))
     sums = list(torch.ones(3, 24, 32))
     biases = list(torch.full((3, 24), torch.nan))
