@@ -107,6 +107,14 @@ def test_a_loss_that_drifts_fails_though_the_tensors_agree() -> None:
     assert found.first_row.a.number == 2
 
 
+def test_one_line_says_where_tensors_and_losses_depart() -> None:
+    change = at("gradient", "layers.0.mlp", 1.5)
+    lines = verdict(compare(recording(), recording(change, loss=drifting)))
+    (line,) = [line for line in lines if "first" in line]
+    assert "step 1, the backward pass of layers.1.attention" in line
+    assert line.endswith("; loss or gradient norm: step 2")
+
+
 class TestWithAThirdRun:
     """bfloat16 runs A and B, and the same run in float32."""
 
