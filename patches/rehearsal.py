@@ -53,6 +53,7 @@ def attach(session: Session) -> None:
     steps: dict[str, Callable[[ModuleType, Session], None]] = {
         f"{fsdp}.uneven_dtensor": _shards,
         "megatron.core.nccl_allocator": _user_buffers,
+        "megatron.core.pipeline_parallel.p2p_communication": _stages,
         "megatron.core.datasets.blended_megatron_dataset_builder": _data_sets,
         "megatron.training.training": _training,
         "megatron.training.arguments": _arguments,
@@ -80,6 +81,46 @@ def _data_sets(module: ModuleType, session: Session) -> None:
             torch.distributed.get_rank = get_rank
 
     cls.build = built
+
+
+def _stages(module: ModuleType, session: Session) -> None:
+    """Stages tell each other how large their tensors are, where some are larger: those that pass
+    on what an earlier stage predicts of further tokens (MTP), in the last chunk of each rank.
+    """
+    cls = getattr(module, "P2PCommunicator", None)  # None before 0.14
+    upstream = getattr(cls, "_communicate_shapes", None)
+    if cls is None or upstream is None:
+        return
+
+    @functools.wraps(upstream)
+    def shapes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        upstream(self, *args, **kwargs)
+        config, usual = self.config, list(_of_callers("tensor_shape"))
+        layout = getattr(config.pipeline_model_parallel_layout, "layout", None)
+        if not (getattr(config, "mtp_standalone", False) and layout):
+            return usual, usual
+        last = len(layout[0]) - 1
+        rank = self.pp_group.rank()
+        predicts = next(i for i, one in enumerate(layout) if any("mtp" in str(t) for t in one[-1]))
+        larger = [usual[0] * (1 + config.mtp_num_layers), *usual[1:]]
+        forward = _of_callers("next_forward_model_chunk_id", 0) == last
+        backward = _of_callers("next_backward_model_chunk_id", last) == last
+        return (
+            larger if forward and rank > predicts else usual,
+            larger if backward and rank >= predicts else usual,
+        )
+
+    cls._communicate_shapes = shapes
+
+
+def _of_callers(name: str, default: Any = None) -> Any:
+    """A variable of the nearest caller that has one of this name."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if name in frame.f_locals:
+            return frame.f_locals[name]
+        frame = frame.f_back
+    return default
 
 
 def _user_buffers(module: ModuleType, session: Session) -> None:
