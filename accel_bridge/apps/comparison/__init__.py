@@ -50,6 +50,12 @@ LOW_PRECISION: Final = 0.02
 #: rounding does not scale.
 SYSTEMATIC: Final = 0.5
 
+#: Values of a tensor from which on a factor is none by chance; its share of their squares; the
+#: least of an optimizer's, which computes it in float32.
+MANY: Final = 16
+ALL_OF: Final = 0.9
+LEAST_FACTOR: Final = 1e-6
+
 #: How many times better the same tensor of earlier layers agrees, from which on a difference is
 #: this layer's own.
 ISOLATED: Final = 10.0
@@ -311,7 +317,7 @@ class Departure:
     :param size: that difference: of values, statistics or the largest value.
     :param limit: what it may be at most.
     :param before: for a gradient: the module whose backward pass came between the last gradient
-        that agreed and this one; empty otherwise.
+        that agreed and this one; for a weight: what of the optimizer explains most of them.
     :param isolated: the same tensor of earlier layers agrees far better: a lower precision would
         have changed it too.
     """
@@ -338,6 +344,8 @@ class Departure:
             return f"{backward} (gradient that arrives at {self.name})"
         if self.kind == "weight gradient":
             return f"the gradient of the weight {self.name}"
+        if self.before:
+            return f"the optimizer's {self.before} (most weights, first {self.name})"
         return f"the weight {self.name}"
 
 
@@ -398,6 +406,8 @@ def compare(
     late = any(row.departs for row in rows)
     departures = tuple(sorted(_departures(a, b, third, limits, late), key=_cause_first))
     pairs = _pairs(a, b)
+    if not departures or departures[0].step > a.steps[0].number:
+        departures = (*_of_the_optimizer(pairs, _same_parts(a, b)), *departures)
     kind = _kind(rows, departures, limits)
     return Comparison(
         a,
@@ -555,6 +565,43 @@ def _departures(
             agreed = one.name
 
 
+def _of_the_optimizer(
+    pairs: list[tuple[Observation, Observation]], samples: bool
+) -> Iterator[Departure]:
+    """What one factor changes in most weights after the first update, however little: in their
+    size, as another weight decay does, or in their step, as another learning rate does.
+    """
+    numbers = sorted({one.step for one, _ in pairs})[:2]
+    both = [
+        {one.name: (one, two) for one, two in pairs if (one.kind, one.step) == ("weight", step)}
+        for step in numbers
+    ]
+    if not samples or len(both) < 2:
+        return
+    found: dict[str, list[Departure]] = {"weight decay": [], "learning rate": []}
+    judged = 0
+    for name, (one, two) in both[1].items():
+        first = both[0].get(name, (one, two))[0].sample
+        if not (first and one.sample and two.sample) or len(one.shape) < 2 or len(first) < MANY:
+            continue
+        judged += 1
+        apart = [y - x for x, y in zip(one.sample, two.sample, strict=True)]
+        step = [x - w for w, x in zip(first, one.sample, strict=True)]
+        squares = sum(d * d for d in apart)
+        for cause, base in (("weight decay", one.sample), ("learning rate", step)):
+            product = sum(v * d for v, d in zip(base, apart, strict=True))
+            size = sum(v * v for v in base)
+            slope = product / size if size else 0.0
+            if abs(slope) > LEAST_FACTOR and slope * product > ALL_OF * squares:
+                off, kind = Distance(0.0, 0.0, abs(slope), slope), "weight"
+                made = (numbers[1], kind, name, one, two, off, abs(slope), LEAST_FACTOR)
+                found[cause].append(Departure(*made, before=cause))
+    for same in found.values():
+        if 2 * len(same) > judged:
+            yield same[0]
+            return
+
+
 def _by_third(
     one: Observation, two: Observation, exact: Observation, samples: bool
 ) -> tuple[bool, str, float] | None:
@@ -588,7 +635,11 @@ def _kind(rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: 
     first = departures[0]
     if first.distance.size > LOW_PRECISION or first.distance.systematic or first.isolated:
         return Kind.DEFECT
-    return Kind.ACCUMULATION
+    factors = (
+        one.distance.systematic and len(one.a.sample or ()) >= MANY and one.size > LOW_PRECISION
+        for one in departures
+    )
+    return Kind.DEFECT if any(factors) else Kind.ACCUMULATION
 
 
 def _same_parts(a: Recording, b: Recording) -> bool:

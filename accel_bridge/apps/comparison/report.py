@@ -250,7 +250,10 @@ def _explain(first: Departure, comparison: Comparison) -> list[str]:
     losses = f"; loss or gradient norm: step {row.a.number}" if row is not None else ""
     lines = [f"first tensor beyond the rule: step {first.step}, {first.where}{losses}"]
     size = f"it differs by {first.size:.2g} of its size (limit {first.limit:.2g})"
-    if first.distance.systematic:
+    if first.kind == "weight" and first.before:
+        what = "steps" if first.before == "learning rate" else "sizes"
+        size = f"their {what} differ by the factor {1 + first.distance.slope:.9g}"
+    elif first.distance.systematic:
         size += f", mostly by the factor {1 + first.distance.slope:.6g}"
     lines.append(size)
     if first.isolated:
