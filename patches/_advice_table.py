@@ -143,12 +143,12 @@ ADVICE: Final = (
         "divide the --hybrid-layer-pattern into as many segments as stages, or a multiple, with |",
     ),
     Advice(
-        re.compile(r"batch.size.*divisible by.*(micro|batch)|contiguous micro-batch", re.IGNORECASE),
+        re.compile(r"batch.size.*divisible by.*(micro|batch)|contiguous micro-b", re.IGNORECASE),
         "the batch cannot be divided among the ranks",
         ("global_batch_size", "micro_batch_size", "data_parallel_size"),
         "give a --global-batch-size that is a multiple of --micro-batch-size times the data "
-        "parallel size (ranks divided by tensor, pipeline and context parallel sizes); with virtual "
-        "stages, of at least as many micro batches as stages",
+        "parallel size (ranks divided by tensor, pipeline and context parallel sizes); with "
+        "virtual stages, of at least as many micro batches as stages",
     ),
     Advice(
         re.compile(r"selected index k out of range"),

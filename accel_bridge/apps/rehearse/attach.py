@@ -72,6 +72,8 @@ class Launcher:
     def __init__(self, plan: Plan, config: Any, entrypoint: Any) -> None:
         self.plan, self.entrypoint = plan, entrypoint
         self.per_node = int(config.nproc_per_node)
+        #: Slurm starts the ranks itself.
+        self.tasks = getattr(config, "tasks", False)
         self.world = int(config.max_nodes) * self.per_node
 
     def __call__(self, *arguments: str) -> dict[int, Any]:
@@ -124,6 +126,8 @@ class Launcher:
             "MASTER_PORT": "29511",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
+        if self.tasks:
+            environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)}
         log.say(f"rehearsing rank {rank} of {self.world}")
         path = os.path.join(self.plan.directory, f"rank.{rank}.log")
         with open(path, "wb") as output:

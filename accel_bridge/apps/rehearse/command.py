@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge.apps.rehearse import devices, report
+from accel_bridge.apps.rehearse import devices, report, slurm
 from accel_bridge.apps.rehearse.estimate import Network
 from accel_bridge.apps.rehearse.matching import NUMBERS, choose
 from accel_bridge.apps.rehearse.plan import ATTACH, Plan
@@ -157,6 +157,9 @@ def rehearse(
     environ = {**environment(os.environ), **plan.environment(), BEFORE: ATTACH}
     environ.setdefault("ACCEL_BRIDGE_LOG", "quiet")
     argv = list(command)
+    environ = {**slurm.environment(argv), **environ}
+    slurm.stand_in(Path(directory, "bin"))
+    environ["PATH"] = f"{directory}/bin:{environ.get('PATH', '')}"
     if argv[0] == "-m" or argv[0].endswith(_SCRIPTS):
         argv = [sys.executable, *argv]
     try:
