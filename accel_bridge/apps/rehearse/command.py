@@ -200,6 +200,9 @@ def _said(tail: Sequence[str]) -> tuple[str, list[str], str]:
             evidence.append(text)
         elif said != "." and word == "next:":
             after = text.strip()
+    if said == "." and lines and re.match(r"[\w.]+(Error|Exception): ", lines[-1]):
+        evidence = [line.strip() for line in evidence[:-1] if line.strip(" ^~")]
+        said = f": {lines[-1]}"
     return said, evidence, after
 
 
