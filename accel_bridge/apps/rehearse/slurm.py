@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     )
     os.environ |= {"SLURM_NNODES": str(nodes), "SLURM_NTASKS": str(nodes * per_node)}
     if per_node <= 1:
-        os.execvp(argv[start], argv[start:])
+        os.execvp(argv[start], list(argv[start:]))
     config = SimpleNamespace(nproc_per_node=per_node, max_nodes=nodes, tasks=True)
     Launcher(plan, config, argv[start])(*argv[start + 1 :])
     return 0
