@@ -216,7 +216,7 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
     if failed:
         data = json.loads(failed[0].read_text())
     early = plan.load(f"assumed.{data['rank']}") or {"sites": [], "notes": [], "steps": 0}
-    ranks = [json.loads(path.read_text()) for path in directory.glob("rank.*.json")]
+    ranks = [json.loads(path.read_text()) for path in plan.results()]
     if early["steps"] and data["status"] == 0 and (failed or not ranks):
         raise RehearsalError(
             f"the training ends after {early['steps']} of {plan.steps} steps.",
