@@ -131,7 +131,8 @@ class Launcher:
         }
         if self.tasks:
             environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)}
-        log.say(f"rehearsing rank {rank} of {self.world}")
+        if not self.plan.flags:  # a remedy is named as it begins
+            print(f"rehearsing rank {rank} of {self.world}", file=sys.stderr, flush=True)
         path = os.path.join(self.plan.directory, f"rank.{rank}.log")
         with open(path, "wb") as output:
             status = subprocess.run(
