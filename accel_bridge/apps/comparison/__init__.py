@@ -406,8 +406,11 @@ def compare(
     late = any(row.departs for row in rows)
     departures = tuple(sorted(_departures(a, b, third, limits, late), key=_cause_first))
     pairs = _pairs(a, b)
-    if not departures or departures[0].step > a.steps[0].number:
-        departures = (*_of_the_optimizer(pairs, _same_parts(a, b)), *departures)
+    factor = _of_the_optimizer(pairs) if _same_parts(a, b) else None
+    if factor is not None and factor.step <= min(
+        (one.step for one in departures), default=math.inf
+    ):
+        departures = factor, *departures
     kind = _kind(rows, departures, limits)
     return Comparison(
         a,
@@ -565,41 +568,46 @@ def _departures(
             agreed = one.name
 
 
-def _of_the_optimizer(
-    pairs: list[tuple[Observation, Observation]], samples: bool
-) -> Iterator[Departure]:
-    """What one factor changes in most weights after the first update, however little: in their
-    size, as another weight decay does, or in their step, as another learning rate does.
+def _of_the_optimizer(pairs: list[tuple[Observation, Observation]]) -> Departure | None:
+    """What one factor changes in most weights in an update, however little: in their size, as
+    another weight decay does, or in their step, as another learning rate does.
     """
-    numbers = sorted({one.step for one, _ in pairs})[:2]
-    both = [
-        {one.name: (one, two) for one, two in pairs if (one.kind, one.step) == ("weight", step)}
-        for step in numbers
-    ]
-    if not samples or len(both) < 2:
-        return
-    found: dict[str, list[Departure]] = {"weight decay": [], "learning rate": []}
-    judged = 0
-    for name, (one, two) in both[1].items():
-        first = both[0].get(name, (one, two))[0].sample
-        if not (first and one.sample and two.sample) or len(one.shape) < 2 or len(first) < MANY:
-            continue
-        judged += 1
-        apart = [y - x for x, y in zip(one.sample, two.sample, strict=True)]
-        step = [x - w for w, x in zip(first, one.sample, strict=True)]
-        squares = sum(d * d for d in apart)
-        for cause, base in (("weight decay", one.sample), ("learning rate", step)):
-            product = sum(v * d for v, d in zip(base, apart, strict=True))
-            size = sum(v * v for v in base)
-            slope = product / size if size else 0.0
-            if abs(slope) > LEAST_FACTOR and slope * product > ALL_OF * squares:
-                off, kind = Distance(0.0, 0.0, abs(slope), slope), "weight"
-                made = (numbers[1], kind, name, one, two, off, abs(slope), LEAST_FACTOR)
+    weights: dict[int, dict[str, tuple[Observation, Observation]]] = {}
+    for one, two in pairs:
+        if one.kind == "weight" and one.sample and two.sample and len(one.shape) > 1:
+            weights.setdefault(one.step, {})[one.name] = one, two
+    for step, after in weights.items():
+        before = weights.get(step - 1, {})
+        found: dict[str, list[Departure]] = {"weight decay": [], "learning rate": []}
+        for name, (one, two) in after.items():
+            for cause, slope in _factors(before.get(name), one, two):
+                off = Distance(0.0, 0.0, abs(slope), slope)
+                made = (step, one.kind, name, one, two, off, off.size, LEAST_FACTOR)
                 found[cause].append(Departure(*made, before=cause))
-    for same in found.values():
-        if 2 * len(same) > judged:
-            yield same[0]
-            return
+        for same in found.values():
+            if 2 * len(same) > len(after):
+                return same[0]
+    return None
+
+
+def _factors(
+    before: tuple[Observation, Observation] | None, one: Observation, two: Observation
+) -> Iterator[tuple[str, float]]:
+    """Which factor explains what an update has made of a weight in B and not in A."""
+    values = [list(part.sample or ()) for part in (*(before or ()), one, two)]
+    if before is None or len({len(part) for part in values}) > 1 or len(values[0]) < MANY:
+        return
+    was, other, now, made = values
+    step = [x - w for w, x in zip(was, now, strict=True)]
+    apart = [(y - v) - d for v, y, d in zip(other, made, step, strict=True)]
+    squares = sum(d * d for d in apart)
+    for cause, base in (("weight decay", now), ("learning rate", step)):
+        product, size = (
+            sum(v * d for v, d in zip(base, part, strict=True)) for part in (apart, base)
+        )
+        slope = product / size if size else 0.0
+        if abs(slope) > LEAST_FACTOR and slope * product > ALL_OF * squares:
+            yield cause, slope
 
 
 def _by_third(
