@@ -130,9 +130,11 @@ ADVICE: Final = (
             "pipeline_model_parallel_size",
             "context_parallel_size",
             "expert_model_parallel_size",
+            "expert_tensor_parallel_size",
         ),
-        "start a multiple of the product of tensor, pipeline and context parallel sizes "
-        "(--nproc-per-node times --nnodes), or make these smaller",
+        "start a multiple (--nproc-per-node times --nnodes) of the product of tensor, pipeline and "
+        "context parallel sizes, and of expert, expert tensor and pipeline ones; or make these "
+        "smaller",
     ),
     Advice(
         re.compile("no pipe separators|pipe-delimited segments"),
@@ -141,11 +143,12 @@ ADVICE: Final = (
         "divide the --hybrid-layer-pattern into as many segments as stages, or a multiple, with |",
     ),
     Advice(
-        re.compile(r"batch.size.*divisible by.*(micro|batch)", re.IGNORECASE),
+        re.compile(r"batch.size.*divisible by.*(micro|batch)|contiguous micro-b", re.IGNORECASE),
         "the batch cannot be divided among the ranks",
         ("global_batch_size", "micro_batch_size", "data_parallel_size"),
         "give a --global-batch-size that is a multiple of --micro-batch-size times the data "
-        "parallel size (ranks divided by tensor, pipeline and context parallel sizes)",
+        "parallel size (ranks divided by tensor, pipeline and context parallel sizes); with "
+        "virtual stages, of at least as many micro batches as stages",
     ),
     Advice(
         re.compile(r"selected index k out of range"),

@@ -7,6 +7,7 @@ import linecache
 import re
 import shutil
 import sys
+import textwrap
 import traceback
 from typing import Any, Final, NamedTuple
 
@@ -251,7 +252,17 @@ def innermost(error: BaseException) -> Place:
     first = line.lineno or 0
     last = getattr(line, "end_lineno", None) or first
     lines = [linecache.getline(line.filename, number) for number in range(first, last + 1)]
-    return Place(line.filename, first, " ".join("".join(lines).split()))
+    return Place(line.filename, first, " ".join(_head("".join(lines)).split()))
+
+
+def _head(statement: str) -> str:
+    """A statement without its block, which says nothing of an error of ``with`` itself."""
+    try:
+        block = getattr(ast.parse(textwrap.dedent(statement)).body[0], "body", None)
+    except (SyntaxError, IndexError):
+        return statement
+    lines = statement.splitlines()[: block[0].lineno - 1] if block else [statement]
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
 
 
 def _shortened(text: str, most: int = 300) -> str:

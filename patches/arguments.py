@@ -416,7 +416,11 @@ def _prepare(context: PatchContext, args: Any) -> None:
     check_values(args, context.host)
     check_tokenizer(args)
     check_checkpoint(args)
-    context.host.adapt(args)
+    changes = context.host.adapt(args)
+    if (session := getattr(context.host.backend, "rehearsal", None)) is not None:
+        for change in changes:
+            if change.name == "moe_token_dispatcher_type":  # the cluster may have its library
+                session.note(str(change))
     several_queues(args, context.host)
 
 

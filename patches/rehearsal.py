@@ -53,7 +53,9 @@ def attach(session: Session) -> None:
     steps: dict[str, Callable[[ModuleType, Session], None]] = {
         f"{fsdp}.uneven_dtensor": _shards,
         "megatron.core.nccl_allocator": _user_buffers,
+        "megatron.core.pipeline_parallel.p2p_communication": _stages,
         "megatron.core.datasets.blended_megatron_dataset_builder": _data_sets,
+        "megatron.training.datasets.sft_dataset": _conversations,
         "megatron.training.training": _training,
         "megatron.training.arguments": _arguments,
         "megatron.core.optimizer.optimizer": _optimizer,
@@ -80,6 +82,68 @@ def _data_sets(module: ModuleType, session: Session) -> None:
             torch.distributed.get_rank = get_rank
 
     cls.build = built
+
+
+def _conversations(module: ModuleType, session: Session) -> None:
+    """In the place of those that are not here: four to a sequence, of one length."""
+    import torch
+
+    cls, really = module.SFTDataset, module.SFTLowLevelDataset
+    item = cls.__getitem__
+
+    @functools.wraps(item)
+    def packed(self: Any, idx: int) -> Any:
+        if isinstance(self.dataset, list):
+            tokens = torch.ones(self.config.sequence_length // 4, dtype=torch.int64)
+            tokens[-1] = 0
+            self.config.tokenizer = SimpleNamespace(
+                eod=0, pad=0, tokenize_conversation=lambda *_, **__: (tokens, tokens)
+            )
+        return item(self, idx)
+
+    absent = [[{"role": "system"}] * 4] * 64
+    module.SFTLowLevelDataset = lambda path: really(path) if path else absent  # type: ignore[attr-defined]
+    cls.__getitem__ = packed
+
+
+def _stages(module: ModuleType, session: Session) -> None:
+    """Stages tell each other how large their tensors are, where some are larger: those that pass
+    on what an earlier stage predicts of further tokens (MTP), in the last chunk of each rank.
+    """
+    cls = getattr(module, "P2PCommunicator", None)  # None before 0.14
+    upstream = getattr(cls, "_communicate_shapes", None)
+    if cls is None or upstream is None:
+        return
+
+    @functools.wraps(upstream)
+    def shapes(self: Any, *args: Any, **kwargs: Any) -> Any:
+        upstream(self, *args, **kwargs)
+        config, usual = self.config, list(_of_callers("tensor_shape") or (0,))
+        layout = getattr(config.pipeline_model_parallel_layout, "layout", None)
+        if not (getattr(config, "mtp_standalone", False) and layout):
+            return usual, usual
+        last = len(layout[0]) - 1
+        rank = self.pp_group.rank()
+        predicts = next(i for i, one in enumerate(layout) if any("mtp" in str(t) for t in one[-1]))
+        larger = [usual[0] * (1 + config.mtp_num_layers), *usual[1:]]
+        forward = _of_callers("next_forward_model_chunk_id", 0) == last
+        backward = _of_callers("next_backward_model_chunk_id", last) == last
+        return (
+            larger if forward and rank > predicts else usual,
+            larger if backward and rank >= predicts else usual,
+        )
+
+    cls._communicate_shapes = shapes
+
+
+def _of_callers(name: str, default: Any = None) -> Any:
+    """A variable of the nearest caller that has one of this name."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if name in frame.f_locals:
+            return frame.f_locals[name]
+        frame = frame.f_back
+    return default
 
 
 def _user_buffers(module: ModuleType, session: Session) -> None:
@@ -304,13 +368,18 @@ def _adapt(args: Any, session: Session) -> None:
             "its overlap are not counted"
         )
     named = [one for name in _DATA for one in getattr(args, name, None) or []]
-    paths = [f"{one}.idx" for one in named if not is_number(one)]
+    index = "" if getattr(args, "sft", False) else ".idx"
+    paths = [f"{one}{index}" for one in named if not is_number(one)]
     paths += [path for path in (getattr(args, name, None) for name in _LISTS) if path]
     absent = [one for one in paths if not os.path.exists(one)]
     if absent:
         session.note(f"mock data, for {absent[0]} is not on this machine")
-        _set(args, dict.fromkeys((*_DATA, *_LISTS)))
-        args.mock_data = True
+        _without_data(args)
+
+
+def _without_data(args: Any) -> None:
+    _set(args, dict.fromkeys((*_DATA, *_LISTS)))
+    args.mock_data = True
 
 
 def _has_checkpoint_args(args: Any, session: Session) -> bool:
@@ -439,6 +508,8 @@ def _own_tokenizer(args: Any, session: Session, kind: str | None) -> None:
             file.write("\n".join((*marks, *(f"w{n}" for n in range(len(marks), size)))))
     else:
         args.tokenizer_type, args.vocab_size = "NullTokenizer", size - 1
+        if kind == "SFTTokenizer":  # no other makes tokens of conversations
+            _without_data(args)
     session.note(f"a vocabulary of {size:,}, for {absent} is not on this machine")
 
 
@@ -469,7 +540,7 @@ def _from_hub(path: str, kind: str | None, sized: bool) -> bool:
     """Whether it may be the name of a model on a hub, which is asked for what nobody tells."""
     if kind not in ("HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer"):
         return False
-    if sized and kind == "HuggingFaceTokenizer":
+    if sized and kind != "MultimodalTokenizer":
         return False
     return not path.startswith((".", "/", "~")) and path.count("/") <= 1
 

@@ -34,7 +34,7 @@ class Host:
     """
 
     backend: Backend
-    adapt: Callable[[object], object]
+    adapt: Callable[[object], list[ArgumentChange]]
     say: Callable[[str], None]
     announce: Callable[[], None]
     #: Whether imports of a library, by name, get this project's shim.

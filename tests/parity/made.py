@@ -68,7 +68,7 @@ def _observations(change: Change, steps: tuple[int, ...]) -> Iterator[Observatio
                 exact = [source.gauss(0.0, 0.5) for _ in range(VALUES)]
                 values = [change(kind, name, step, value) for value in exact]
                 yield Observation(
-                    step, kind, name, 0, order, moments(values), (VALUES,), array("f", values)
+                    step, kind, name, 0, order, moments(values), (1, VALUES), array("f", values)
                 )
 
 

@@ -159,7 +159,7 @@ def test_what_one_run_alone_does_in_place_is_named() -> None:
 
 def test_other_arguments_are_named() -> None:
     found = diverge(capsule(Layer(1.01)), capsule(Layer(1.02)))
-    assert found.why == "it is called with other arguments"
+    assert found.why == "it is called with other arguments: 1.01 | 1.02"
 
 
 def test_a_stage_of_its_own_is_compared() -> None:

@@ -107,6 +107,34 @@ def test_a_loss_that_drifts_fails_though_the_tensors_agree() -> None:
     assert found.first_row.a.number == 2
 
 
+def test_one_line_says_where_tensors_and_losses_depart() -> None:
+    change = at("gradient", "layers.0.mlp", 1.5)
+    lines = verdict(compare(recording(), recording(change, loss=drifting)))
+    (line,) = [line for line in lines if "first" in line]
+    assert "step 1, the backward pass of layers.1.attention" in line
+    assert line.endswith("; loss or gradient norm: step 2")
+
+
+@pytest.mark.parametrize("cause", ["weight decay", "learning rate"])
+def test_an_optimizers_factor_in_most_weights_is_named(cause: str) -> None:
+    """However little it changes: the weights of other layouts agree less."""
+    before: list[float] = []
+
+    def change(kind: str, name: str, step: int, value: float) -> float:
+        if kind != "weight" or name == "embedding":
+            return value
+        if step == 1:
+            before.append(value)
+            return value
+        was = before.pop(0) if cause == "learning rate" else 0.0
+        return was + (value - was) * (1 - 1e-4)
+
+    found = compare(recording(), recording(change))
+    assert (found.kind, found.first.step) == (Kind.DEFECT, 2)
+    assert f"the optimizer's {cause} (most weights, first layers.0.attention)" in found.first.where
+    assert found.first.distance.slope == pytest.approx(-1e-4, rel=1e-2)
+
+
 class TestWithAThirdRun:
     """bfloat16 runs A and B, and the same run in float32."""
 

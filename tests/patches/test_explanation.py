@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import types
 from enum import Enum
 from pathlib import Path
@@ -117,6 +118,19 @@ def test_a_switch_that_is_only_passed_on_is_not_advised(
     explained = explanation(error)
     assert explained is not None
     assert explained.next.startswith("remove --use-it;")
+
+
+def test_a_block_is_not_the_error_of_its_with(tmp_path: Path) -> None:
+    """Transformer Engine refuses a precision where its context begins."""
+    body = "with args.context:\n        # of seq_length\n        print(args.hidden_size)"
+    args = SimpleNamespace(**vars(ARGS), context=io.StringIO())
+    args.context.close()
+    error = raised(tmp_path, "train", body, args)
+    advise(error, args)
+    told = explanation(error)
+    assert told is not None
+    assert told.evidence[0].endswith("some.py:2: with args.context:")
+    assert told.next.startswith("fix what it says")
 
 
 def test_a_switch_is_given_and_not_changed(tmp_path: Path, parser: argparse.ArgumentParser) -> None:

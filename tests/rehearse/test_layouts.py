@@ -27,9 +27,11 @@ LAYOUTS = {
         4,
         "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 2",
     ),
+    # What predicts further tokens, and the loss, in stages of their own.
     "vpp": (
         2,
-        "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 --num-layers 4",
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|t|tm|L "
+        "--num-layers 3 --mtp-num-layers 1",
     ),
     "dp2-overlap": (
         2,
@@ -145,18 +147,20 @@ def test_activations_on_the_host_are_not_the_devices(
 
 
 def test_what_a_cluster_has_and_a_laptop_has_not(tmp_path: Path) -> None:
-    """A vocabulary, a checkpoint with its arguments, NCCL's memory, and overlapped GEMMs."""
+    """Conversations, a checkpoint with its arguments, NCCL's memory, DeepEP, overlapped GEMMs."""
     command = [sys.executable, "-m", "accel_bridge", "rehearse", "--", "torchrun"]
     command += ["--nproc-per-node=2", "-m", "accel_bridge.pretrain.pretrain_gpt", *MODEL.split()]
     command += [*LAYOUTS["fsdp"][1].split(), "--use-nccl-ub", "--use-checkpoint-args"]
     command += ["--tensor-model-parallel-size", "2", "--sequence-parallel", "--tp-comm-overlap"]
     command += ["--load", str(tmp_path / "absent"), "--pretrained-checkpoint", "absent"]
-    command += ["--tokenizer-type", "Llama2Tokenizer", "--tokenizer-model", "absent.model"]
+    command += ["--tokenizer-type", "SFTTokenizer", "--tokenizer-model", "absent.model", "--sft"]
+    command += ["--num-experts", "2", "--moe-token-dispatcher-type", "flex"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout[-2000:] + made.stderr[-3000:]
     assert "a vocabulary of 127, for absent.model is not on this machine" in made.stdout
     assert "no checkpoint is loaded" in made.stdout
     assert "--tp-comm-overlap wants" in made.stdout
+    assert "argument moe_token_dispatcher_type: flex -> alltoall" in made.stdout
 
 
 def test_a_layout_that_cannot_divide_is_the_programs_own_error() -> None:

@@ -290,6 +290,7 @@ def test_a_rank_that_failed_speaks_for_itself() -> None:
     said = (": The model cannot be built.", ["ValueError at a.py:1"], "a smaller one")
     assert _said(["noise", *tail]) == said
     assert _said(["Killed"])[:2] == (".", ["Killed"])
+    assert _said(["    f(x)", "    ^^^^", "KeyError: 7"])[:2] == (": KeyError: 7", ["f(x)"])
 
 
 def test_ranks_that_nobody_stands_for() -> None:

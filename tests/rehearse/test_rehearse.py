@@ -181,3 +181,27 @@ def test_the_tutorial(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out/70b.json").read_text())
     assert [rank["rank"] for rank in found["ranks"]] == [0, 56]
     assert (tmp_path / "out/70b.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("head", "line"),
+    [
+        ("#SBATCH --nodes=2 --ntasks-per-node=2", "srun -l --partition batch {rank}"),
+        ("#SBATCH -N 2\n#SBATCH --job-name x", "srun -l bash -c '{torchrun}'; {torchrun}"),
+        ("", "srun -n 4 -N2 sh -c 'test $RANK = $SLURM_PROCID && {rank}'"),
+    ],
+)
+def test_a_job_is_rehearsed_without_slurm(head: str, line: str, tmp_path: Path) -> None:
+    python = warm_python.interpreter()
+    torchrun = f"{python} -m torch.distributed.run --nnodes $SLURM_NNODES --nproc-per-node 2"
+    command = line.format(rank=f"{python} {TRAINER}", torchrun=f"{torchrun} {TRAINER}")
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/bash\n{head}\nset -e\nscontrol show hostnames\n{command}\n")
+    made = tmp_path / "made.json"
+    rehearse = [python, "-m", "accel_bridge", "rehearse", "--ranks", "0,3", "--json", made]
+    run = subprocess.run(
+        [*rehearse, "--", "bash", script], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert [rank["rank"] for rank in json.loads(made.read_text())["ranks"]] == [0, 3]
+    assert ("the command starts 1 more" in run.stdout) is (line.count("{torchrun}") == 2)

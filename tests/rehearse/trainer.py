@@ -24,6 +24,8 @@ def main() -> None:
     sizes = torch.full((2,), 7 if rank == 0 else 0, device="cuda")
     dist.broadcast(sizes, src=0)
     assert sizes.cpu().tolist() == [7, 7]
+    parts = [torch.zeros(2 + n, device="cuda") for n in range(dist.get_world_size())]
+    dist.all_gather(parts, parts[rank])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     kept = []
     for _ in range(8):

@@ -172,9 +172,10 @@ def _named(
     one, two = ours[row.a], theirs[row.b]
     size = max(row.distance, row.inputs)
     if row.inputs <= limit:
-        other = _arguments(one) != _arguments(two)
-        why = "it is called with other arguments" if other else _SAME_INPUTS
-        return Divergence(rank, row.a, why, one, two, size, structural=other)
+        other = list(_unlike(_arguments(one), _arguments(two)))
+        why = f"it is called with other arguments: {', '.join(other[:3])}"
+        same = Divergence(rank, row.a, _SAME_INPUTS, one, two, size)
+        return replace(same, why=why, structural=True) if other else same
     only_b = {item.b for item in before if item.a is None and item.b is not None}
     only_a = {item.a for item in before if item.b is None and item.a is not None}
     for letter, operators, last, only in (("B", theirs, row.b, only_b), ("A", ours, row.a, only_a)):
@@ -224,6 +225,18 @@ def _arguments(operator: Operator) -> object:
         return [plain(one) for one in value] if isinstance(value, list) else value
 
     return plain(operator.arguments)
+
+
+def _unlike(one: object, two: object, name: str = "") -> Iterator[str]:
+    """The arguments that differ."""
+    if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
+        for key in one:
+            yield from _unlike(one[key], two[key], f"{key} ")
+    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        for x, y in zip(one, two, strict=True):
+            yield from _unlike(x, y, name)
+    elif one != two:
+        yield f"{name}{str(one)[:60]} | {str(two)[:60]}"
 
 
 def _far(a: Capsule, b: Capsule, one: Operator, two: Operator, part: str) -> float:
@@ -340,11 +353,11 @@ def _described(capsule: Capsule, one: Operator, rank: int) -> list[str]:
 
 
 def _shapes(capsule: Capsule, one: Operator) -> str:
-    inputs, outputs = (
-        ", ".join(_shape(capsule.values[index]) for index in found if index >= 0)
-        for found in (one.inputs, one.outputs)
-    )
-    return f"{inputs} -> {outputs}"
+    def some(indices: Sequence[int]) -> str:
+        found = [_shape(capsule.values[index]) for index in indices if index >= 0]
+        return ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+
+    return f"{some(one.inputs)} -> {some(one.outputs)}"
 
 
 def _shape(value: Value) -> str:

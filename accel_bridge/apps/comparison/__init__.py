@@ -50,6 +50,12 @@ LOW_PRECISION: Final = 0.02
 #: rounding does not scale.
 SYSTEMATIC: Final = 0.5
 
+#: Values of a tensor from which on a factor is none by chance; its share of their squares; the
+#: least of an optimizer's, which computes it in float32.
+MANY: Final = 16
+ALL_OF: Final = 0.9
+LEAST_FACTOR: Final = 1e-6
+
 #: How many times better the same tensor of earlier layers agrees, from which on a difference is
 #: this layer's own.
 ISOLATED: Final = 10.0
@@ -311,7 +317,7 @@ class Departure:
     :param size: that difference: of values, statistics or the largest value.
     :param limit: what it may be at most.
     :param before: for a gradient: the module whose backward pass came between the last gradient
-        that agreed and this one; empty otherwise.
+        that agreed and this one; for a weight: what of the optimizer explains most of them.
     :param isolated: the same tensor of earlier layers agrees far better: a lower precision would
         have changed it too.
     """
@@ -338,6 +344,8 @@ class Departure:
             return f"{backward} (gradient that arrives at {self.name})"
         if self.kind == "weight gradient":
             return f"the gradient of the weight {self.name}"
+        if self.before:
+            return f"the optimizer's {self.before} (most weights, first {self.name})"
         return f"the weight {self.name}"
 
 
@@ -398,6 +406,11 @@ def compare(
     late = any(row.departs for row in rows)
     departures = tuple(sorted(_departures(a, b, third, limits, late), key=_cause_first))
     pairs = _pairs(a, b)
+    factor = _of_the_optimizer(pairs) if _same_parts(a, b) else None
+    if factor is not None and factor.step <= min(
+        (one.step for one in departures), default=math.inf
+    ):
+        departures = factor, *departures
     kind = _kind(rows, departures, limits)
     return Comparison(
         a,
@@ -555,6 +568,48 @@ def _departures(
             agreed = one.name
 
 
+def _of_the_optimizer(pairs: list[tuple[Observation, Observation]]) -> Departure | None:
+    """What one factor changes in most weights in an update, however little: in their size, as
+    another weight decay does, or in their step, as another learning rate does.
+    """
+    weights: dict[int, dict[str, tuple[Observation, Observation]]] = {}
+    for one, two in pairs:
+        if one.kind == "weight" and one.sample and two.sample and len(one.shape) > 1:
+            weights.setdefault(one.step, {})[one.name] = one, two
+    for step, after in weights.items():
+        before = weights.get(step - 1, {})
+        found: dict[str, list[Departure]] = {"weight decay": [], "learning rate": []}
+        for name, (one, two) in after.items():
+            for cause, slope in _factors(before.get(name), one, two):
+                off = Distance(0.0, 0.0, abs(slope), slope)
+                made = (step, one.kind, name, one, two, off, off.size, LEAST_FACTOR)
+                found[cause].append(Departure(*made, before=cause))
+        for same in found.values():
+            if 2 * len(same) > len(after):
+                return same[0]
+    return None
+
+
+def _factors(
+    before: tuple[Observation, Observation] | None, one: Observation, two: Observation
+) -> Iterator[tuple[str, float]]:
+    """Which factor explains what an update has made of a weight in B and not in A."""
+    values = [list(part.sample or ()) for part in (*(before or ()), one, two)]
+    if before is None or len({len(part) for part in values}) > 1 or len(values[0]) < MANY:
+        return
+    was, other, now, made = values
+    step = [x - w for w, x in zip(was, now, strict=True)]
+    apart = [(y - v) - d for v, y, d in zip(other, made, step, strict=True)]
+    squares = sum(d * d for d in apart)
+    for cause, base in (("weight decay", now), ("learning rate", step)):
+        product, size = (
+            sum(v * d for v, d in zip(base, part, strict=True)) for part in (apart, base)
+        )
+        slope = product / size if size else 0.0
+        if abs(slope) > LEAST_FACTOR and slope * product > ALL_OF * squares:
+            yield cause, slope
+
+
 def _by_third(
     one: Observation, two: Observation, exact: Observation, samples: bool
 ) -> tuple[bool, str, float] | None:
@@ -588,7 +643,11 @@ def _kind(rows: tuple[StepRow, ...], departures: tuple[Departure, ...], limits: 
     first = departures[0]
     if first.distance.size > LOW_PRECISION or first.distance.systematic or first.isolated:
         return Kind.DEFECT
-    return Kind.ACCUMULATION
+    factors = (
+        one.distance.systematic and len(one.a.sample or ()) >= MANY and one.size > LOW_PRECISION
+        for one in departures
+    )
+    return Kind.DEFECT if any(factors) else Kind.ACCUMULATION
 
 
 def _same_parts(a: Recording, b: Recording) -> bool:

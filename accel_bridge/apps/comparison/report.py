@@ -191,11 +191,11 @@ def verdict(comparison: Comparison) -> list[str]:
         f"gradient norm {worst_norm:.2g}",
     ]
     row = comparison.first_row
-    if row is not None:
+    first = comparison.first
+    if row is not None and first is None:
         lines.append(f"first step beyond the rule: {row.a.number}")
     if comparison.kind is Kind.NOT_FINITE:
         lines += _not_finite(comparison)
-    first = comparison.first
     if first is not None:
         lines += _explain(first, comparison)
     elif row is not None and comparison.kind is not Kind.NOT_FINITE:
@@ -246,9 +246,14 @@ def _not_finite(comparison: Comparison) -> list[str]:
 
 
 def _explain(first: Departure, comparison: Comparison) -> list[str]:
-    lines = [f"first tensor beyond the rule: step {first.step}, {first.where}"]
+    row = comparison.first_row
+    losses = f"; loss or gradient norm: step {row.a.number}" if row is not None else ""
+    lines = [f"first tensor beyond the rule: step {first.step}, {first.where}{losses}"]
     size = f"it differs by {first.size:.2g} of its size (limit {first.limit:.2g})"
-    if first.distance.systematic:
+    if first.kind == "weight" and first.before:
+        what = "steps" if first.before == "learning rate" else "sizes"
+        size = f"their {what} differ by the factor {1 + first.distance.slope:.9g}"
+    elif first.distance.systematic:
         size += f", mostly by the factor {1 + first.distance.slope:.6g}"
     lines.append(size)
     if first.isolated:

@@ -72,10 +72,15 @@ class Launcher:
     def __init__(self, plan: Plan, config: Any, entrypoint: Any) -> None:
         self.plan, self.entrypoint = plan, entrypoint
         self.per_node = int(config.nproc_per_node)
+        #: Slurm starts the ranks itself.
+        self.tasks = getattr(config, "tasks", False)
         self.world = int(config.max_nodes) * self.per_node
 
     def __call__(self, *arguments: str) -> dict[int, Any]:
         command = [str(self.entrypoint), *arguments, *self.plan.flags]
+        if (earlier := self.plan.load("launch")) and any(self.plan.results()):
+            self.plan.write("launch", {**earlier, "more": earlier.get("more", 0) + 1})
+            return {}
         self.plan.write("launch", {"per_node": self.per_node, "world": self.world})
         try:
             first = choose(self.plan.ranks, self.world, None)
@@ -124,7 +129,10 @@ class Launcher:
             "MASTER_PORT": "29511",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }
-        log.say(f"rehearsing rank {rank} of {self.world}")
+        if self.tasks:
+            environ |= {"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local)}
+        if not self.plan.flags:  # a remedy is named as it begins
+            print(f"rehearsing rank {rank} of {self.world}", file=sys.stderr, flush=True)
         path = os.path.join(self.plan.directory, f"rank.{rank}.log")
         with open(path, "wb") as output:
             status = subprocess.run(

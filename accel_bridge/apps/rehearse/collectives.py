@@ -143,6 +143,10 @@ class Collectives:
         tensors = [one for one in tree_flatten(args[sent])[0] if isinstance(one, torch.Tensor)]
         if kind == "barrier":
             tensors = []
+        shapes = [list(one.shape) for one in tensors]
+        if name == "allgather_":  # parts may have sizes of their own, which all must expect
+            parts = [list(one.shape) for one in tree_flatten(args[0])[0]]
+            shapes = parts if parts.count(parts[0]) < len(parts) else shapes
         peer = next((one for one in args[2:] if isinstance(one, int)), -1)
         self.calls.append(
             Call(
@@ -150,7 +154,7 @@ class Collectives:
                 kind,
                 self.group(group),
                 str(tensors[0].dtype).removeprefix("torch.") if tensors else "",
-                [list(one.shape) for one in tensors],
+                shapes,
                 sum(one.numel() * one.element_size() for one in tensors),
                 peer
                 if kind in ("send", "recv", "broadcast", "reduce", "gather", "scatter")

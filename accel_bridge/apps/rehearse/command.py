@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from accel_bridge.apps.rehearse import devices, report
+from accel_bridge.apps.rehearse import devices, report, slurm
 from accel_bridge.apps.rehearse.estimate import Network
 from accel_bridge.apps.rehearse.matching import NUMBERS, choose
 from accel_bridge.apps.rehearse.plan import ATTACH, Plan
@@ -157,6 +157,9 @@ def rehearse(
     environ = {**environment(os.environ), **plan.environment(), BEFORE: ATTACH}
     environ.setdefault("ACCEL_BRIDGE_LOG", "quiet")
     argv = list(command)
+    environ = {**slurm.environment(argv), **environ}
+    slurm.stand_in(Path(directory, "bin"))
+    environ["PATH"] = f"{directory}/bin:{environ.get('PATH', '')}"
     if argv[0] == "-m" or argv[0].endswith(_SCRIPTS):
         argv = [sys.executable, *argv]
     try:
@@ -197,6 +200,9 @@ def _said(tail: Sequence[str]) -> tuple[str, list[str], str]:
             evidence.append(text)
         elif said != "." and word == "next:":
             after = text.strip()
+    if said == "." and lines and re.match(r"[\w.]+(Error|Exception): ", lines[-1]):
+        evidence = [line.strip() for line in evidence[:-1] if line.strip(" ^~")]
+        said = f": {lines[-1]}"
     return said, evidence, after
 
 
@@ -210,7 +216,7 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
     if failed:
         data = json.loads(failed[0].read_text())
     early = plan.load(f"assumed.{data['rank']}") or {"sites": [], "notes": [], "steps": 0}
-    ranks = [json.loads(path.read_text()) for path in directory.glob("rank.*.json")]
+    ranks = [json.loads(path.read_text()) for path in plan.results()]
     if early["steps"] and data["status"] == 0 and (failed or not ranks):
         raise RehearsalError(
             f"the training ends after {early['steps']} of {plan.steps} steps.",

@@ -55,3 +55,7 @@ class Plan:
         """What a process has left, or None."""
         path = Path(self.directory, f"{name}.json")
         return json.loads(path.read_text()) if path.exists() else None
+
+    def results(self) -> list[Path]:
+        """Files of the ranks that were rehearsed to their end."""
+        return list(Path(self.directory).glob("rank.*.json"))

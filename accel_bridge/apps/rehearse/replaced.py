@@ -44,9 +44,11 @@ def apply(original: Callable[..., Any]) -> Callable[..., Any]:
         for name, one in before:
             if one.is_meta or module._parameters[name] is not one:
                 continue
-            empty = torch.empty_like(one, device="meta")
-            made = torch.nn.Parameter(empty, requires_grad=one.requires_grad)
-            swap(one, made)
+            made, left = (
+                torch.nn.Parameter(tensor, requires_grad=one.requires_grad)
+                for tensor in (one.detach(), torch.empty_like(one, device="meta"))
+            )
+            swap(one, left)
             module._parameters[name] = made
         return result
 

@@ -41,6 +41,8 @@ class Outcome:
         if found["launch"]:
             network = replace(network, per_node=found["launch"]["per_node"])
         outcome = cls(device, found["ranks"], found["command"], network=network)
+        if found["launch"] and (more := found["launch"].get("more")):
+            outcome.notes.append(f"the first training alone: the command starts {more} more")
         groups = max((one["groups"] for one in outcome.ranks), key=len)
         world = outcome.ranks[0]["world"]
         stands = stand_for([one["rank"] for one in outcome.ranks], of_all(groups, world))

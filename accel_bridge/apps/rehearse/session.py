@@ -153,7 +153,8 @@ class Session:
         replace(torch.Tensor, "isfinite", values.isfinite)
         replace(torch.nn.functional, "scaled_dot_product_attention", replaced.attention)
         loader = torch.utils.data.dataloader._BaseDataLoaderIter
-        replace(loader, "__next__", replaced.really(loader.__next__))
+        for name in ("__init__", "__next__"):  # it draws a seed, and data
+            replace(loader, name, replaced.really(getattr(loader, name)))
         for name in ("__init__", "__getitem__", "_flatten"):  # a mesh is of numbers, which are read
             if hasattr(DeviceMesh, name):
                 replace(DeviceMesh, name, replaced.really(getattr(DeviceMesh, name)))

@@ -1,0 +1,85 @@
+"""Slurm in a rehearsal: no job is asked for; what ``srun`` starts on its nodes starts here."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Final
+
+from accel_bridge.apps.rehearse.attach import Launcher
+from accel_bridge.apps.rehearse.plan import Plan
+
+#: Option of ``srun`` and ``sbatch`` -> the variable that holds it in a job.
+_NUMBERS: Final = {
+    r"-N|--nodes": "SLURM_NNODES",
+    r"-n|--ntasks": "SLURM_NTASKS",
+    r"--ntasks-per-node": "SLURM_NTASKS_PER_NODE",
+}
+#: What follows an option and yet is no value of it.
+_STARTS: Final = re.compile(r"(.*/)?(bash|sh|env|numactl|torchrun|python[\d.]*)|.*\.sh")
+
+
+def _numbers(options: str) -> dict[str, str]:
+    found = {}
+    for option, variable in _NUMBERS.items():
+        if number := re.search(rf"(?:^|\s)(?:{option})[=\s]*(\d+)", options):
+            found[variable] = number[1]
+    return found
+
+
+def environment(command: Sequence[str]) -> dict[str, str]:
+    """What the script of a job finds on its first node."""
+    scripts = [Path(one) for one in command if os.path.isfile(one)]
+    texts = [one.read_text() for one in scripts if one.open("rb").read(2) == b"#!"]
+    found = _numbers(" ".join(re.findall(r"^#SBATCH\s+(.*)", "\n".join(texts), re.MULTILINE)))
+    if found:
+        first = dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
+        nodes = found.setdefault("SLURM_NNODES", "1")
+        found |= {**first, "SLURM_JOB_NUM_NODES": nodes, "SLURM_JOB_NODELIST": "localhost"}
+    return found
+
+
+def stand_in(directory: Path) -> None:
+    """Commands of Slurm's, for the front of ``PATH``."""
+    directory.mkdir()
+    srun = f'exec "{sys.executable}" -m {__name__} "$@"'
+    for name, line in (("srun", srun), ("scontrol", "echo localhost")):
+        (directory / name).write_text(f"#!/bin/sh\n{line}\n")
+        (directory / name).chmod(0o755)
+
+
+def main(argv: Sequence[str]) -> int:
+    """``srun``: one process of each rehearsed rank, or one that starts them."""
+    plan = Plan.read()
+    start = next((place for place in range(len(argv)) if _is_command(argv, place)), None)
+    if plan is None or start is None:
+        print(f"srun {' '.join(argv)}: which of it is the command?", file=sys.stderr)
+        return 1
+    given = {**os.environ, **_numbers(" ".join(argv[:start]))}
+    nodes = int(given.get("SLURM_NNODES", "1"))
+    per_node = (
+        int(given.get("SLURM_NTASKS_PER_NODE", "0"))
+        or int(given.get("SLURM_NTASKS", nodes)) // nodes
+    )
+    os.environ |= {"SLURM_NNODES": str(nodes), "SLURM_NTASKS": str(nodes * per_node)}
+    if per_node <= 1:
+        os.execvp(argv[start], list(argv[start:]))
+    config = SimpleNamespace(nproc_per_node=per_node, max_nodes=nodes, tasks=True)
+    Launcher(plan, config, argv[start])(*argv[start + 1 :])
+    return 0
+
+
+def _is_command(argv: Sequence[str], place: int) -> bool:
+    before = argv[place - 1] if place else ""
+    if argv[place].startswith("-"):
+        return False
+    value = before.startswith("-") and "=" not in before
+    return not value or _STARTS.fullmatch(argv[place]) is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
