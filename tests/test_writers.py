@@ -18,6 +18,7 @@ ALLOWED = {
     "accel_bridge/apps/logprobs.py": "tokens in a temporary directory",
     "accel_bridge/apps/rehearse/attach.py": "logs in a temporary directory",
     "accel_bridge/apps/rehearse/plan.py": "partial files in a temporary directory",
+    "accel_bridge/apps/rehearse/slurm.py": "two commands in a temporary directory",
     "accel_bridge/apps/rehearse/command.py": "a temporary directory",
     "accel_bridge/apps/cli/demo.py": "the list of its commands, where what was there has moved",
     "accel_bridge/apps/doctor/_examination.py": "pipes of a child",

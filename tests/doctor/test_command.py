@@ -362,7 +362,7 @@ def test_what_megatron_refuses_is_told_in_three_parts() -> None:
 
     found = refusal(AssertionError("world size (6) is not divisible by total_model_size 4"))
     assert found["what"] == "the number of ranks does not fit the layout"
-    assert found["next"].startswith("start a multiple of")
+    assert found["next"].startswith("start a multiple (--nproc-per-node")
     found = refusal(SystemExit(2))
     assert found["what"].endswith(": argument --lr: invalid")
     assert found["evidence"] == ["pretrain_gpt.py: error: argument --lr: invalid"]
