@@ -31,11 +31,16 @@ def _numbers(options: str) -> dict[str, str]:
     return found
 
 
+def _script(path: str) -> str:
+    """A script's text; nothing of other files, which may be large."""
+    with open(path, "rb") as file:
+        return file.read().decode(errors="replace") if file.read(2) == b"#!" else ""
+
+
 def environment(command: Sequence[str]) -> dict[str, str]:
     """What the script of a job finds on its first node."""
-    scripts = [Path(one) for one in command if os.path.isfile(one)]
-    texts = [one.read_text() for one in scripts if one.open("rb").read(2) == b"#!"]
-    found = _numbers(" ".join(re.findall(r"^#SBATCH\s+(.*)", "\n".join(texts), re.MULTILINE)))
+    scripts = "\n".join(_script(one) for one in command if os.path.isfile(one))
+    found = _numbers(" ".join(re.findall(r"^#SBATCH\s+(.*)", scripts, re.MULTILINE)))
     if found:
         first = dict.fromkeys(("SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID"), "0")
         nodes = found.setdefault("SLURM_NNODES", "1")
