@@ -173,9 +173,9 @@ def _named(
     size = max(row.distance, row.inputs)
     if row.inputs <= limit:
         other = list(_unlike(_arguments(one), _arguments(two)))
-        why = f"it is called with other arguments: {', '.join(other[:3])}"
-        same = Divergence(rank, row.a, _SAME_INPUTS, one, two, size)
-        return replace(same, why=why, structural=True) if other else same
+        unlike = f"it is called with other arguments: {', '.join(other[:3])}"
+        why = unlike if other else _SAME_INPUTS
+        return Divergence(rank, row.a, why, one, two, size, structural=bool(other))
     only_b = {item.b for item in before if item.a is None and item.b is not None}
     only_a = {item.a for item in before if item.b is None and item.a is not None}
     for letter, operators, last, only in (("B", theirs, row.b, only_b), ("A", ours, row.a, only_a)):

@@ -156,7 +156,7 @@ def grouped_float8_quantize(
             source, found, ends, k, parts, SIZE=NUMBERS, num_warps=8
         )
     rows, columns = _TILE
-    longer = splits if align_size == 1 else aligned(splits, align_size)
+    longer = splits if transposed is None else aligned(splits, align_size)
     turns = transposed is not None and source.dtype != torch.float32
     _quantize_groups[(tiles_of(splits, rows), blocks(k, columns))](
         source,

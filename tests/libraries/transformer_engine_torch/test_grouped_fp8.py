@@ -52,20 +52,25 @@ class _Device:
         return run
 
 
-def _run(te: ModuleType, recipe: Any, unwatched: bool) -> list[torch.Tensor]:
-    """Output, gradients of input, weights (``main_grad``), after two steps."""
+def _experts(te: ModuleType, fused: bool = True) -> tuple[Any, torch.Tensor]:
+    """(a layer of four, which reads [t, 256]; the weights' ``main_grad`` [4, 128, 256])."""
     te.quantization.FP8GlobalStateManager.reset()
     torch.manual_seed(1)
     layer = te.GroupedLinear(
-        len(SPLITS), 256, 128, bias=False, params_dtype=torch.bfloat16, device="cuda",
-        fuse_wgrad_accumulation=True,
+        4, 256, 128, bias=False, params_dtype=torch.bfloat16, device="cuda",
+        fuse_wgrad_accumulation=fused,
     )  # fmt: skip
-    weights = [getattr(layer, f"weight{index}") for index in range(len(SPLITS))]
-    sums = torch.zeros(len(SPLITS), 128, 256, device="cuda")
-    for weight, total in zip(weights, sums, strict=True):
+    sums = torch.zeros(4, 128, 256, device="cuda")
+    for weight, total in zip(layer.parameters(), sums, strict=True):
         weight.main_grad = total
-        if unwatched:
-            needs_no_placeholder(weight)
+    return layer, sums
+
+
+def _run(te: ModuleType, recipe: Any, unwatched: bool) -> list[torch.Tensor]:
+    """Output, gradients of input, weights (``main_grad``), after two steps."""
+    layer, sums = _experts(te)
+    for weight in layer.parameters() if unwatched else ():
+        needs_no_placeholder(weight)
     x = torch.randn(sum(SPLITS), 256, device="cuda").bfloat16().requires_grad_()
     for _ in range(2):
         with te.autocast(enabled=True, recipe=recipe):
@@ -111,15 +116,7 @@ def test_experts_of_any_rows(
     pad, take_away = te.Fp8Padding(len(splits)), te.Fp8Unpadding(len(splits))
 
     def run() -> list[torch.Tensor]:
-        te.quantization.FP8GlobalStateManager.reset()
-        torch.manual_seed(1)
-        layer = te.GroupedLinear(
-            len(splits), 256, 128, bias=False, params_dtype=torch.bfloat16, device="cuda",
-            fuse_wgrad_accumulation=short,
-        )  # fmt: skip
-        sums = torch.zeros(len(splits), 128, 256, device="cuda")
-        for index, total in enumerate(sums):
-            getattr(layer, f"weight{index}").main_grad = total
+        layer, sums = _experts(te, fused=short)
         x = torch.randn(sum(splits), 256, device="cuda").bfloat16().requires_grad_()
         with te.autocast(enabled=True, recipe=getattr(recipe, name)()):
             rows, counts = pad(x, splits)

@@ -415,15 +415,12 @@ def _is_usual(
         return False
     if is_capturing(inp) or states.is_fp8_calibration() or not is_alone(layer) or not inp.is_cuda:
         return False
-    if not layer.fuse_wgrad_accumulation or not is_plain(inp, *biases):
+    if not (layer.fuse_wgrad_accumulation and _are_ordinary(inp, weights, biases)):
         return False
-    if type(None) in set(map(type, weights)) or not is_plain(inp, *weights):
+    sums = [one["main_grad"] for one in map(vars, weights) if one.get("main_grad") is not None]
+    if len(sums) < len(weights) or set(map(_DTYPE, sums)) != {torch.float32}:
         return False
-    own = [vars(weight) for weight in weights]
-    sums = [one["main_grad"] for one in own if one.get("main_grad") is not None]
-    if len(sums) < len(own) or set(map(_DTYPE, sums)) != {torch.float32}:
-        return False
-    if any("__fsdp_param__" in one for one in own) or not all(map(_REQUIRES_GRAD, weights)):
+    if not all(map(_REQUIRES_GRAD, weights)):
         return False
     return in_one_storage(sums) is not None and not any(n % _SIZE for n in weights[0].shape)
 
@@ -661,13 +658,16 @@ def _parameters(
     weight_names, bias_names = _names(layer.num_gemms)
     weights = tuple(map(layer._parameters.get, weight_names))
     biases = tuple(map(layer._parameters.get, bias_names)) if layer.use_bias else ()
-    if not is_plain(inp, *weights, *biases):
-        return None
-    if type(None) in set(map(type, weights)) or len(set(map(_REQUIRES_GRAD, weights))) > 1:
-        return None
-    if any("__fsdp_param__" in own for own in map(vars, weights)):
+    if not _are_ordinary(inp, weights, biases) or len(set(map(_REQUIRES_GRAD, weights))) > 1:
         return None
     return weights, biases
+
+
+def _are_ordinary(inp: Any, weights: Sequence[Any], biases: Sequence[Any]) -> bool:
+    """Whether all are plain, no weight is absent, and none is Megatron-FSDP's."""
+    if type(None) in set(map(type, weights)) or not is_plain(inp, *weights, *biases):
+        return False
+    return not any("__fsdp_param__" in own for own in map(vars, weights))
 
 
 @functools.cache
