@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 pytest.importorskip("triton")
+from triton import knobs
+
 from accel_bridge.backends.cuda.kernels import _launch
 
 
 class Compiled:
     """A compiled kernel that remembers its launches."""
 
+    function, packed_metadata = "function", "metadata"
+
     def __init__(self) -> None:
         self.launches: list[tuple[Any, ...]] = []
+        self.heard: list[tuple[Any, ...]] = []
+
+    def run(self, x: int, y: int, z: int, *given: Any) -> None:
+        assert given[:6] == ("stream", "function", "metadata", None, None, None)
+        self.launches.append(((x, y, z), *given[6:]))
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments: self.launches.append((grid, *arguments))
+        return lambda *arguments: self.heard.append((grid, *arguments))
 
 
 class Parameter:
@@ -47,6 +57,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     monkeypatch.setattr(_launch, "CompiledKernel", Compiled)
     monkeypatch.setattr(_launch, "_KNOWN", True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    active = SimpleNamespace(get_current_stream=lambda device: "stream")
+    monkeypatch.setattr(_launch, "driver", SimpleNamespace(active=active))
     return Kernel("x", "n", "SIZE")
 
 
@@ -58,6 +70,21 @@ def test_the_second_launch_is_direct(kernel: Kernel) -> None:
     (grid, tensor, number, size) = kernel.compiled[0].launches[0]
     assert (grid, number, size) == ((7, 2, 1), 6, 8)
     assert tensor is x
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_hears_of_every_launch(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    quick, x = _launch.Quick(kernel), torch.zeros(8)
+    hooks = knobs.HookChain[Any]()
+    hooks.add(lambda metadata: None)
+    quick[(3,)](x, 5, SIZE=8)
+    monkeypatch.setattr(knobs.runtime, name, hooks)
+    quick[(3,)](x, 6, SIZE=8)
+    (compiled,) = kernel.compiled
+    assert compiled.heard == [((3, 1, 1), x, 6, 8)]
+    assert not compiled.launches
 
 
 @pytest.mark.parametrize(
