@@ -45,7 +45,7 @@ _MODULES: Final = (
     ),
     "save_lock",
     "serving",
-    *("training_log", "progress", "host_limit", "memory_limit", "loss_checks"),
+    *("training_log", "progress", "host_limit", "memory_limit", "loss_checks", "one_rank"),
     *(
         "argument_values",
         "graphs",
