@@ -102,8 +102,7 @@ class Chain:
         words = [*COMMON, *MODELS[self.model], *PRECISIONS[self.precision][0].split()]
         words += ["--train-iters", str(ALL), *layout.arguments.split(), *more]
         directory = Path(self.directory.name)
-        environ = {"ACCEL_BRIDGE_PATCHES": layout.patches} if layout.patches else {}
-        environ |= {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
+        environ = {"CUDA_VISIBLE_DEVICES": gpus} if gpus else {}
         log = f"{self.version}-{self.trainer.backend}-{self.trainer.entry}{self.trainer.release}"
         log = f"{log}-{self.model}-{self.precision}-{name}.log"
         return self.trainer.train(layout.processes, words, directory, self.logs / log, environ)

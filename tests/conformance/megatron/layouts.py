@@ -62,7 +62,6 @@ class Layout:
     :param then: layout of that second run, where it is another one: Megatron then draws random
         numbers anew, and no model here has dropout.
     :param wrong: an error is injected: its losses must *not* be those of one process.
-    :param patches: ``ACCEL_BRIDGE_PATCHES``.
     """
 
     processes: int
@@ -71,7 +70,6 @@ class Layout:
     resumes: bool = False
     then: str = ""
     wrong: bool = False
-    patches: str = ""
 
 
 _TP2_SP: Final = "--tensor-model-parallel-size 2 --sequence-parallel"
@@ -121,8 +119,6 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
     ),
     "graph-layers": Layout(1, f"{_GRAPH} local"),
     "graph-step": Layout(1, f"{_GRAPH} full_iteration --no-check-for-nan-in-loss-and-grad"),
-    # On a GPU, where there are graphs, it loses what the backward pass of a layer reads.
-    "graph-unkept": Layout(1, f"{_GRAPH} local", wrong=True, patches="-graph-saved-tensors"),
 }
 #: A run that names no layouts trains these.
 USUAL_LAYOUTS: Final = "one tp2 tp2-sp pp2-virtual dp2 cp2 ep2 resume injected".split()
