@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
 from accel_bridge.patching import Kind, PatchContext, around
@@ -46,10 +46,6 @@ def _of_model(answer: Callable[[Any], Any]) -> Callable[[PatchContext], Callable
     return make
 
 
-def _is_true(value: Any) -> bool:
-    return value is True
-
-
 def _as_float32(value: Any) -> float | None:
     """The number as a device's float32 holds it; upstream's -1 stands for none."""
     import torch
@@ -58,41 +54,36 @@ def _as_float32(value: Any) -> float | None:
     return None if found == -1.0 else found
 
 
-_UTILS = "megatron.training.utils"
-_WHY = "the device waits while the host sends it a number and reads the same number back"
-_REMOVED = "upstream reduces over no group of one rank"
-_LOSES = "time between two steps, which shows where a step is short"
+#: What the patches have in common.
+_ALIKE: Final[dict[str, Any]] = {
+    "kind": Kind.WRAP,
+    "why": "the device waits while the host sends it a number and reads the same number back",
+    "removed_when": "upstream reduces over no group of one rank",
+    "loses": "time between two steps, which shows where a step is short",
+}
+_UTILS: Final = "megatron.training.utils"
 PATCHES = (
     megatron_patch(
         id="one-rank-any",
         target="megatron.core.rerun_state_machine:RerunStateMachine._reduce_any",
-        kind=Kind.WRAP,
         make=around(_any),
-        why=_WHY,
-        removed_when=_REMOVED,
-        loses=_LOSES,
         requires=f"{DISTRIBUTION}>=0.16",
         elsewhere="before 0.16 the state machine reduces in place",
         uses=("value",),
+        **_ALIKE,
     ),
     megatron_patch(
         id="one-rank-all",
         target=f"{_UTILS}:logical_and_across_model_parallel_group",
-        kind=Kind.WRAP,
-        make=_of_model(_is_true),
-        why=_WHY,
-        removed_when=_REMOVED,
-        loses=_LOSES,
+        make=_of_model(lambda value: value is True),
         uses=("input",),
+        **_ALIKE,
     ),
     megatron_patch(
         id="one-rank-largest",
         target=f"{_UTILS}:reduce_max_stat_across_model_parallel_group",
-        kind=Kind.WRAP,
         make=_of_model(_as_float32),
-        why=_WHY,
-        removed_when=_REMOVED,
-        loses=_LOSES,
         uses=("stat",),
+        **_ALIKE,
     ),
 )
