@@ -57,7 +57,7 @@ def _as_float32(value: Any) -> float | None:
 #: What the patches have in common.
 _ALIKE: Final[dict[str, Any]] = {
     "kind": Kind.WRAP,
-    "why": "the device waits while the host sends it a number and reads the same number back",
+    "why": "the device waits for a number that the host already has",
     "removed_when": "upstream reduces over no group of one rank",
     "loses": "time between two steps, which shows where a step is short",
 }

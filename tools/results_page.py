@@ -219,7 +219,7 @@ def time_sentence() -> str:
     inside = sum(row["step"]["low"] <= times[row["model"]] <= row["step"]["high"] for row in rows)
     return (
         f"The time of a step lay in the estimated range for {inside} of {len(rows)} models. The "
-        "others have experts or gated delta layers, or are small.\n"
+        "others have experts, or are small.\n"
     )
 
 

@@ -146,6 +146,23 @@ def test_activations_on_the_host_are_not_the_devices(
     assert moved / 2 < needs[0] - needs[1] < 2 * moved, needs
 
 
+def test_the_arithmetic_of_experts_is_that_of_every_precision(warm: str, tmp_path: Path) -> None:
+    """In bfloat16 torch's operators count it, in FP8 one kernel of Triton's for all experts."""
+    operations = []
+    for flags in ("", "--fp8-format hybrid --fp8-recipe tensorwise"):
+        made = tmp_path / "made.json"
+        command = [sys.executable, "-m", "accel_bridge", "rehearse", "--device", "h200"]
+        command += ["--json", str(made), "--", warm, "-m", "torch.distributed.run"]
+        command += ["--nproc-per-node=1", "-m", "accel_bridge.pretrain.pretrain_gpt"]
+        command += [*MODEL.split(), *flags.split(), "--num-experts", "4", "--moe-grouped-gemm"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        (rank,) = json.loads(made.read_text())["ranks"]
+        work = rank["work"]
+        operations.append(sum(work[kind][1] for kind in work if "matmul" in kind))
+    assert operations[1] == pytest.approx(operations[0], rel=0.02)
+
+
 def test_what_a_cluster_has_and_a_laptop_has_not(tmp_path: Path) -> None:
     """Conversations, a checkpoint with its arguments, NCCL's memory, DeepEP, overlapped GEMMs."""
     command = [sys.executable, "-m", "accel_bridge", "rehearse", "--", "torchrun"]

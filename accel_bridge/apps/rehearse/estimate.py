@@ -18,9 +18,14 @@ REACHED: Final = {
     "rest": 0.70,
     "optimizer": 0.80,
 }
-#: An operation costs the host about this much (Python, autograd, the launch): small models wait
-#: for it. gpt-124m-512 has 3,100 launches in a step of 142 ms, 24 ms of which the GPU works.
-LAUNCH: Final = 40e-6
+#: Among the kinds of work, and no kernel: the modules that ran forward.
+MODULES: Final = "modules"
+#: An operation costs the host about this much (Python, autograd, the launch): small models and
+#: small experts wait for it. Calibrated on the rows of docs/performance.json that it limits.
+LAUNCH: Final = 60e-6
+#: ... and in a loop of plain operations, which is what more than so many of a module are, this.
+DISPATCH: Final = 20e-6
+FEW: Final = 10
 #: Of the bandwidth between devices.
 LINK_REACHED: Final = 0.7
 
@@ -84,9 +89,11 @@ class Estimate:
 def estimate(rank: dict[str, Any], device: Device, network: Network) -> Estimate:
     """Sum kernels at the share of the device's speed that their kind reaches."""
     kinds = {}
-    calls = 0.0
-    for kind, (count, operations, traffic) in rank["work"].items():
-        calls += count
+    work = dict(rank["work"])
+    modules = work.pop(MODULES, (0, 0, 0))[0]
+    calls = sum(count for count, _, _ in work.values())
+    few = min(calls, FEW * modules) if modules else calls
+    for kind, (_, operations, traffic) in work.items():
         share = REACHED.get(kind, REACHED["rest"])
         speed = device.tflops * 1e12
         if kind == "float8 matmul" and device.tflops_fp8:
@@ -95,7 +102,8 @@ def estimate(rank: dict[str, Any], device: Device, network: Network) -> Estimate
             speed = device.tflops * 1e12 / 2
         arithmetic = operations / (speed * share)
         kinds[kind] = max(arithmetic, traffic / (device.bandwidth * REACHED["rest"]))
-    computing = max(sum(kinds.values()), calls * LAUNCH)
+    launching = few * LAUNCH + (calls - few) * DISPATCH
+    computing = max(sum(kinds.values()), launching)
     waiting = 0.0
     if schedule := rank["schedule"]:
         turns = schedule["chunks"] * schedule["microbatches"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from accel_bridge.apps.rehearse import values
 from accel_bridge.apps.rehearse.collectives import Collectives, site
+from accel_bridge.apps.rehearse.estimate import MODULES
 from accel_bridge.apps.rehearse.memory import Ledger
 from accel_bridge.apps.rehearse.work import Work, temporary
 
@@ -166,6 +168,7 @@ class Rehearsal(TorchDispatchMode):
                     self._names[id(one)] = path or type(one).__name__
             name = self._names.setdefault(id(module), type(module).__name__)
         self._modules.append(name)
+        self.work.add(MODULES, 0.0, 0.0)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         name = self._modules.pop() if self._modules else ""
@@ -182,12 +185,17 @@ class Rehearsal(TorchDispatchMode):
         self.work = Work()
 
 
-def launched(mode: Rehearsal, arguments: Sequence[Any]) -> None:
+def launched(mode: Rehearsal, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """A Triton kernel would be launched: it reads or writes its tensors once."""
+    arguments = (*args, *kwargs.values())
     size = sum(
         one.numel() * one.element_size() for one in arguments if isinstance(one, torch.Tensor)
     )
-    mode.work.add("Triton's kernels", 0.0, size)
+    facts, count = {}, getattr(kernel, "launch_metadata", None)
+    if count is not None:
+        named = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+        facts = count((), SimpleNamespace(name=kernel.__name__), named)
+    mode.work.launch(facts, size)
     for one in arguments:
         # What is only zeros is what a kernel adds to.
         if isinstance(one, FakeTensor) and (found := values.known(one)) is not None:

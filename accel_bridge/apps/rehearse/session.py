@@ -193,7 +193,7 @@ class Session:
 
         def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
             if self.mode is not None:
-                launched(self.mode, (*args, *kwargs.values()))
+                launched(self.mode, kernel, args, kwargs)
 
         def executed(name: str, module: ModuleType) -> None:
             if name in classes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,6 +29,8 @@ _GEMMS: Final = {
     aten._grouped_mm.default: (0, 1),
     aten._scaled_grouped_mm.default: (0, 1),
 }
+#: What a kernel's metadata call its operations -> kind.
+_BY_BITS: Final = {"flops8": "float8 matmul", "flops16": "matmul", "flops32": "float32 matmul"}
 #: Neither read nor write anything.
 _FREE: Final = frozenset(
     {
@@ -50,6 +52,17 @@ class Work:
         row[0] += 1
         row[1] += operations
         row[2] += traffic
+
+    def launch(self, facts: Mapping[str, Any], traffic: float) -> None:
+        """One kernel of Triton's.
+
+        :param facts: its ``launch_metadata``, which names its arithmetic by the bits of a number.
+        """
+        for name, kind in _BY_BITS.items():
+            if name in facts:
+                self.add(kind, facts[name], traffic)
+                return
+        self.add("Triton's kernels", 0.0, traffic)
 
     def operation(self, func: Any, name: str, args: Sequence[Any], out: Any) -> bool:
         """An operation of torch's; whether it is a GEMM."""

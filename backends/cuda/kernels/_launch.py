@@ -8,7 +8,8 @@ arguments before is launched directly, without the host's work for hooks that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
 from typing import Any, Final
 
@@ -52,6 +53,21 @@ def draw_seed(device: torch.device) -> int:
     generator.set_offset(offset + 4)
     # Odd multipliers keep neighbouring offsets and neighbouring seeds apart.
     return (generator.initial_seed() * 0x9E3779B97F4A7C15 + offset * 0xD1B54A32D192ED03) % 2**62
+
+
+def gemm(operand: str, other: str, bits: int) -> Callable[..., dict[str, Any]]:
+    """``launch_metadata`` of a GEMM: its arithmetic, for profilers and rehearsals.
+
+    :param operand: name of the argument whose every number is multiplied...
+    :param other: ... with as many numbers as the argument of this name says.
+    :param bits: of a number.
+    """
+
+    def metadata(grid: Any, compiled: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        operations = 2.0 * math.prod(arguments[operand].shape) * arguments[other]
+        return {"name": compiled.name, f"flops{bits}": operations}
+
+    return metadata
 
 
 #: Tritons whose compiled kernels take all arguments in their order: measured, or read.

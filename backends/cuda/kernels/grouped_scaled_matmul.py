@@ -15,7 +15,7 @@ import triton.language as tl
 from accel_bridge.backends.cuda.kernels._choice import on_device
 from accel_bridge.backends.cuda.kernels._cublas import add_gemm
 from accel_bridge.backends.cuda.kernels._groups import ends_of, tile_of, tiles_of, too_many
-from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, power_of_two
+from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, gemm, power_of_two
 from accel_bridge.backends.cuda.kernels.float8 import without_float8
 from accel_bridge.backends.cuda.kernels.scaled_matmul import scaled_matmul
 from accel_bridge.kernels.float8 import parts_of_transposed
@@ -45,7 +45,7 @@ def _scalars(scale_inv: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 @Quick
-@triton.jit(do_not_specialize=["experts", "high"])
+@triton.jit(do_not_specialize=["experts", "high"], launch_metadata=gemm("a", "m", 8))
 def _gemms(
     a,
     b,
@@ -159,7 +159,7 @@ def grouped_scaled_matmul(
 
 
 @Quick
-@triton.jit
+@triton.jit(launch_metadata=gemm("gradient", "k", 8))
 def _add_scaled_gemms(
     gradient,
     input,

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from accel_bridge.backends.cuda.kernels._choice import capability, on_device
 from accel_bridge.backends.cuda.kernels._groups import ends_of
-from accel_bridge.backends.cuda.kernels._launch import Quick, blocks
+from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, gemm
 
 #: Rows and columns of a tile of the sums, rows of experts that are multiplied at once, and tiles
 #: that share operands in the cache.
@@ -23,7 +23,7 @@ _MULTIPLE = 16
 
 
 @Quick
-@triton.jit
+@triton.jit(launch_metadata=gemm("gradient", "k", 16))
 def _add_gemms(
     gradient,
     input,

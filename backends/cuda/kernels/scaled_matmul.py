@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from accel_bridge.backends.cuda.kernels._float8 import BLOCK
-from accel_bridge.backends.cuda.kernels._launch import Quick, blocks
+from accel_bridge.backends.cuda.kernels._launch import Quick, blocks, gemm
 from accel_bridge.backends.cuda.kernels.float8 import without_float8
 
 #: Bytes whose multiples scale_inv of cuBLAS's GEMMs begin at.
@@ -28,7 +28,8 @@ _ALIGNMENT: Final = 16
         "a_scale_column",
         "b_scale_row",
         "b_scale_column",
-    ]
+    ],
+    launch_metadata=gemm("a", "n", 8),
 )
 def _gemm(
     a,

@@ -432,7 +432,7 @@ def _in_one_launch(
     found = kernel(GROUPED_MATMUL)
     if found.is_reference or is_much(x.shape[0], weights[0].numel(), len(splits)):
         return None
-    whole = None if isinstance(x, FakeTensor) else stacked(weights)
+    whole = stacked(weights)
     if whole is None:
         return None
     given = (x, whole.transpose(1, 2) if transposed else whole, torch.tensor(splits, device="cpu"))
@@ -523,7 +523,7 @@ def _added_at_once(
     found = kernel(GROUPED_WEIGHT_GRADIENT)
     if found.is_reference or is_much(x.shape[0], sums[0].numel(), len(sums)):
         return False
-    if isinstance(x, FakeTensor) or is_capturing(x):
+    if is_capturing(x):
         return False  # the numbers of rows would be those of the capture
     whole = in_one_storage(sums)
     if whole is None or found.supports(x, gradient, ctx.splits, *whole) is not None:
