@@ -143,6 +143,7 @@ class Rehearsal(TorchDispatchMode):
             # Recomputation runs modules within the backward pass.
             inner = self._modules[-1] if self._modules else self._backward_module
             return self.step, "backward", inner, self._operation
+        self._backward_module = ""
         if self.optimizing:
             return self.step, "optimizer", "", self._operation
         module = self._modules[-1] if self._modules else ""
@@ -187,7 +188,7 @@ def launched(mode: Rehearsal, arguments: Sequence[Any]) -> None:
     size = sum(
         one.numel() * one.element_size() for one in arguments if isinstance(one, torch.Tensor)
     )
-    mode.work.add("Triton's kernels", 0.0, size)
+    mode.work.add("Triton's kernels", 0, size)
     for one in arguments:
         # What is only zeros is what a kernel adds to.
         if isinstance(one, FakeTensor) and (found := values.known(one)) is not None:
