@@ -154,7 +154,7 @@ def _scheduled(original: Callable[..., Any], session: Session) -> Callable[..., 
             session.note("all microbatches are run: the output layer's gradients wait for the last")
         elif few.how == "few" and any(getattr(config, name, False) for name in _BETWEEN):
             few.how = "whole"
-            session.note("microbatches that are run do all their operations, for they are offloaded")
+            session.note("no microbatch is copied: what one moves to the host another waits for")
         group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
         run = few.begin(number, stages, chunks, group if chunks > 1 else 1)
         session.schedule = {"stages": stages, "chunks": chunks, "microbatches": number, "run": run}
@@ -456,7 +456,13 @@ def _no_checkpoint(args: Any, session: Session) -> None:
 
 
 def _shorten(args: Any, session: Session) -> None:
-    """A training that ends sooner than the rehearsal would is rehearsed as long as it is."""
+    """A training that ends sooner than the rehearsal would is rehearsed as long as it is.
+
+    One whose batch grows is rehearsed with the last, which is the largest.
+    """
+    if getattr(args, "rampup_batch_size", None):
+        args.rampup_batch_size = None
+        session.note(f"the batch is {args.global_batch_size}, to which --rampup-batch-size grows")
     length = args.train_iters or (args.train_samples or 0) // args.global_batch_size
     if 0 < length < session.steps:
         session.note(f"the training ends after step {length}: no later one is rehearsed")

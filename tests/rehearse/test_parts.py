@@ -91,11 +91,13 @@ def test_any_rank_writes_the_index_of_a_data_set(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_short_training(iterations: int | None, samples: int | None, steps: int) -> None:
     args = SimpleNamespace(train_iters=iterations, train_samples=samples, global_batch_size=8)
+    args.rampup_batch_size = ["4", "4", "100"] if samples else None
     notes: list[str] = []
     session = SimpleNamespace(steps=2, note=notes.append)
     rehearsal._shorten(args, cast(rehearsal.Session, session))
     assert session.steps == steps
-    assert len(notes) == (steps < 2)
+    assert len(notes) == (steps < 2) + bool(samples)
+    assert args.rampup_batch_size is None
 
 
 def test_a_compiled_function_keeps_its_arguments_and_results() -> None:
