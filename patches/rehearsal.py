@@ -26,6 +26,7 @@ class Session(Protocol):
     remedies: list[dict[str, Any]]
     schedule: dict[str, int]
     plan_files: Callable[[], list[list[Any]]] | None
+    microbatches: Any
 
     def note(self, line: str) -> None:
         """Something to say aloud."""
@@ -54,6 +55,7 @@ def attach(session: Session) -> None:
         f"{fsdp}.uneven_dtensor": _shards,
         "megatron.core.nccl_allocator": _user_buffers,
         "megatron.core.pipeline_parallel.p2p_communication": _stages,
+        "megatron.core.pipeline_parallel.schedules": _schedules,
         "megatron.core.datasets.blended_megatron_dataset_builder": _data_sets,
         "megatron.training.datasets.sft_dataset": _conversations,
         "megatron.training.training": _training,
@@ -104,6 +106,65 @@ def _conversations(module: ModuleType, session: Session) -> None:
     absent = [[{"role": "system"}] * 4] * 64
     module.SFTLowLevelDataset = lambda path: really(path) if path else absent  # type: ignore[attr-defined]
     cls.__getitem__ = packed
+
+
+def _schedules(module: ModuleType, session: Session) -> None:
+    """Of a step's microbatches only those are run that tell about the others."""
+    few = session.microbatches
+    for kind in ("no", "with", "without"):
+        name = f"pipelining_{kind}_interleaving" if kind != "no" else "no_pipelining"
+        name = f"forward_backward_{name}"
+        setattr(module, name, _scheduled(getattr(module, name), session))
+    forward_step, backward_step = module.forward_step, module.backward_step
+    signature = inspect.signature(forward_step)
+
+    @functools.wraps(forward_step)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments["input_tensor"]
+        given = given if isinstance(given, list) else [given]
+        few.inputs = [one for one in given if one is not None]
+        return forward_step(*args, **kwargs)
+
+    @functools.wraps(backward_step)
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        gradients = backward_step(*args, **kwargs)
+        few.backward_ended(gradients)
+        return gradients
+
+    module.forward_step, module.backward_step = forward, backward  # type: ignore[attr-defined]
+
+
+#: Arguments with which a microbatch's operations depend on what others have left on the device.
+_BETWEEN: Final = ("fine_grained_activation_offloading", "cpu_offloading")
+
+
+def _scheduled(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        from megatron.core.utils import get_model_config
+
+        model, few, number = kwargs["model"], session.microbatches, kwargs["num_microbatches"]
+        models = model if isinstance(model, list) else [model]
+        config, chunks = get_model_config(models[0]), len(models)
+        stages = config.pipeline_model_parallel_size
+        if kwargs.get("forward_only"):
+            return original(*args, **kwargs)
+        if getattr(config, "defer_embedding_wgrad_compute", False):
+            few.how = "all"
+            session.note("all microbatches are run: the output layer's gradients wait for the last")
+        elif few.how == "few" and any(getattr(config, name, False) for name in _BETWEEN):
+            few.how = "whole"
+            session.note("no microbatch is copied: what one moves to the host another waits for")
+        group = getattr(config, "microbatch_group_size_per_vp_stage", None) or stages
+        run = few.begin(number, stages, chunks, group if chunks > 1 else 1)
+        session.schedule = {"stages": stages, "chunks": chunks, "microbatches": number, "run": run}
+        kwargs["num_microbatches"] = run
+        kwargs["forward_step_func"] = functools.partial(few.forward, kwargs["forward_step_func"])
+        answer = original(*args, **kwargs)
+        few.end(answer)
+        return answer
+
+    return schedule
 
 
 def _stages(module: ModuleType, session: Session) -> None:
@@ -302,12 +363,6 @@ def _arguments(module: ModuleType, session: Session) -> None:
         _set(args, _SAVES)
         _shorten(args, session)
         session.remedies = _remedies(args)
-        session.schedule = {
-            "stages": args.pipeline_model_parallel_size,
-            "chunks": getattr(args, "virtual_pipeline_model_parallel_size", None) or 1,
-            "microbatches": args.global_batch_size
-            // (args.micro_batch_size * args.data_parallel_size),
-        }
         return answer
 
     module.validate_args = validated  # type: ignore[attr-defined]
@@ -401,7 +456,13 @@ def _no_checkpoint(args: Any, session: Session) -> None:
 
 
 def _shorten(args: Any, session: Session) -> None:
-    """A training that ends sooner than the rehearsal would is rehearsed as long as it is."""
+    """A training that ends sooner than the rehearsal would is rehearsed as long as it is.
+
+    One whose batch grows is rehearsed with the last, which is the largest.
+    """
+    if getattr(args, "rampup_batch_size", None):
+        args.rampup_batch_size = None
+        session.note(f"the batch is {args.global_batch_size}, to which --rampup-batch-size grows")
     length = args.train_iters or (args.train_samples or 0) // args.global_batch_size
     if 0 < length < session.steps:
         session.note(f"the training ends after step {length}: no later one is rehearsed")

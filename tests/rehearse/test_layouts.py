@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from accel_bridge.apps.rehearse.report import collectives
+
 from .counting import count, volumes
 
 pytestmark = [pytest.mark.megatron, pytest.mark.slow]
@@ -117,6 +119,64 @@ def test_collectives_are_those_of_a_real_run(layout: str, warm: str, tmp_path: P
         for name, size in files.items():
             assert size == pytest.approx((saved / name).stat().st_size, rel=0.03)
     assert not planned.exists()
+
+
+_MOE = (
+    "--num-experts 4 --moe-router-topk 2 --moe-grouped-gemm --moe-token-dispatcher-type alltoall "
+    "--moe-ffn-hidden-size 32 --num-layers 4"
+)
+#: Ranks, which of them, data-parallel replicas, microbatches of a step, those that are run, flags.
+FEW = {
+    "overlap": (2, "0", 2, 9, 4, LAYOUTS["dp2-overlap"][1]),
+    "pp4": (4, "0,3", 1, 11, 7, "--pipeline-model-parallel-size 4 --num-layers 4"),
+    "vpp": (
+        *(2, "0,1", 1, 16, 12),
+        "--pipeline-model-parallel-size 2 --num-layers 8 --num-layers-per-virtual-pipeline-stage 2 "
+        "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    ),
+    "ep2-pp2": (
+        *(4, "0,3", 2, 9, 5),
+        f"{_MOE} --pipeline-model-parallel-size 2 --expert-model-parallel-size 2 "
+        "--recompute-granularity selective --recompute-modules layernorm moe_act",
+    ),
+    "tp2-ep2": (
+        *(4, "0", 2, 7, 4),
+        f"{_MOE} --tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+        "--expert-tensor-parallel-size 1 --moe-aux-loss-coeff 0.01",
+    ),
+    "cp2": (2, "0", 1, 9, 4, "--context-parallel-size 2 --use-distributed-optimizer"),
+}
+
+
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("layout", FEW)
+def test_few_microbatches_tell_of_all(layout: str, warm: str, tmp_path: Path) -> None:
+    ranks, which, replicas, all_of_them, run, flags = FEW[layout]
+    found, kept = [], []
+    for how in ("few", "all"):
+        command = [sys.executable, "-m", "accel_bridge", "rehearse", "--microbatches", how]
+        command += ["--ranks", which, "--json", str(tmp_path / "made.json")]
+        command += ["--keep", str(tmp_path / how), "--", warm, "-m", "torch.distributed.run"]
+        command += [f"--nproc-per-node={ranks}", "-m", "accel_bridge.pretrain.pretrain_gpt"]
+        command += [*MODEL.split(), *flags.split()]
+        command += ["--global-batch-size", str(all_of_them * replicas)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        found.append(json.loads((tmp_path / "made.json").read_text()))
+        path = tmp_path / how / f"rank.{which.split(',')[0]}.json"
+        kept.append(json.loads(path.read_text()))
+    few, everything = found
+    note = f"{run} of {all_of_them} microbatches are run, which repeat themselves; the others are "
+    assert few["notes"] == [f"{note}counted"]
+    assert everything["notes"] == []
+    for mine, theirs in zip(few["ranks"], everything["ranks"], strict=True):
+        for name in set(mine) - {"seconds", "assumed"}:
+            assert mine[name] == theirs[name], (mine["rank"], name)
+    assert few["step"]["seconds"] == pytest.approx(everything["step"]["seconds"], rel=1e-9)
+    # One too few, or too many, is another number of calls.
+    for wrong in (-1, 1):
+        faulty = kept[0] | {"repeated": [[a, b, n + wrong] for a, b, n in kept[0]["repeated"]]}
+        assert collectives(faulty) != collectives(kept[1]) == collectives(kept[0])
 
 
 @pytest.mark.parametrize("implementation", ["local", "transformer_engine"])

@@ -19,6 +19,7 @@ from accel_bridge.apps.rehearse.command import _said, main
 from accel_bridge.apps.rehearse.estimate import Network, estimate
 from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import MIB, simulate
+from accel_bridge.apps.rehearse.microbatches import enough
 from accel_bridge.apps.rehearse.mode import Rehearsal
 from accel_bridge.apps.rehearse.report import Outcome, _rank_rows, advise, checkpoint, table
 from accel_bridge.errors import BridgeError
@@ -90,11 +91,13 @@ def test_any_rank_writes_the_index_of_a_data_set(monkeypatch: pytest.MonkeyPatch
 )
 def test_a_short_training(iterations: int | None, samples: int | None, steps: int) -> None:
     args = SimpleNamespace(train_iters=iterations, train_samples=samples, global_batch_size=8)
+    args.rampup_batch_size = ["4", "4", "100"] if samples else None
     notes: list[str] = []
     session = SimpleNamespace(steps=2, note=notes.append)
     rehearsal._shorten(args, cast(rehearsal.Session, session))
     assert session.steps == steps
-    assert len(notes) == (steps < 2)
+    assert len(notes) == (steps < 2) + bool(samples)
+    assert args.rampup_batch_size is None
 
 
 def test_a_compiled_function_keeps_its_arguments_and_results() -> None:
@@ -148,6 +151,8 @@ def _rank(rank: int, *calls: tuple[Any, ...]) -> dict[str, Any]:
     return {
         "rank": rank,
         "own_groups": [{"what": "TP", "ranks": [0, 1]}],
+        "schedule": {},
+        "repeated": [],
         "calls": [
             [1, kind, 0, "bfloat16", [[size]], 2 * size, peer, f"a.py:{size}"]
             for kind, size, peer in calls
@@ -166,6 +171,24 @@ def test_matching() -> None:
     assert match([_rank(0, ("send", 4, 1)), _rank(1, ("recv", 4, 0))]) == []
     assert match([_rank(0, ("send", 4, 1)), _rank(1, ("recv", 5, 0))])
     assert match([_rank(0, ("send", 4, 1)), _rank(1)])
+
+
+def test_ranks_of_which_one_ran_more_microbatches_meet() -> None:
+    few, more = (_rank(n, *[("all_reduce", 4, -1)] * calls) for n, calls in ((0, 3), (1, 9)))
+    few |= {"repeated": [[1, 2, 6]], "schedule": {"run": 3}}
+    more["schedule"] = {"run": 9}
+    assert match([few, more]) == []
+    few["repeated"] = [[1, 2, 5]]
+    assert "never does" in match([few, more])[0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "run"),
+    [((3, 1, 1, 1), 3), ((512, 1, 1, 1), 4), ((512, 16, 1, 1), 19), ((130, 4, 2, 4), 22)],
+)
+def test_microbatches_that_are_run(schedule: tuple[int, int, int, int], run: int) -> None:
+    """Fill, two periods that are compared, and one at each end; what divides the rest remains."""
+    assert enough(*schedule) == run
 
 
 def test_nothing_is_kept_over_what_is_there(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -92,6 +92,8 @@ class Collectives:
     step: int = 0
     sent: dict[str, Any] = field(default_factory=dict)
     received: Callable[[int, str], Any] = lambda rank, broadcast: None
+    #: Calls of a microbatch that stand for more: from, to, how many times more.
+    repeated: list[tuple[int, int, int]] = field(default_factory=list)
     _known: dict[str, int] = field(default_factory=dict)
     _broadcasts: Counter[int] = field(default_factory=Counter)
 
@@ -102,6 +104,13 @@ class Collectives:
             ranks = dist.get_process_group_ranks(group)
             self.groups.append({"ranks": ranks, "what": getattr(group, "group_desc", "") or name})
         return self._known[name]
+
+    def again(self, calls: Sequence[Call]) -> None:
+        """The same calls as in another microbatch."""
+        for one in calls:
+            self.calls.append(one if one.step == self.step else replace(one, step=self.step))
+            if one.kind == "broadcast":
+                self._broadcasts[one.group] += 1
 
     def call(self, func: Any, args: Sequence[Any]) -> Any:
         """Answer a c10d operation."""

@@ -63,6 +63,12 @@ def _parser() -> Parser:
     )
     parser.add_argument("--steps", metavar="N", type=positive, default=2, help="default: 2")
     parser.add_argument(
+        "--microbatches",
+        choices=("few", "all"),
+        default="few",
+        help="of a step; few: the others are counted (default)",
+    )
+    parser.add_argument(
         "--jobs", metavar="N", type=positive, default=1, help="ranks at the same time (default: 1)"
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write everything that was found")
@@ -153,7 +159,8 @@ def rehearse(
     :raises RehearsalError: the program failed, or trained nothing.
     """
     directory = tempfile.mkdtemp(prefix="accel-bridge-rehearse-")
-    plan = Plan(directory, device, arguments.ranks, arguments.steps, arguments.jobs, tuple(flags))
+    asked = arguments.ranks, arguments.steps, arguments.jobs, tuple(flags), arguments.microbatches
+    plan = Plan(directory, device, *asked)
     environ = {**environment(os.environ), **plan.environment(), BEFORE: ATTACH}
     environ.setdefault("ACCEL_BRIDGE_LOG", "quiet")
     argv = list(command)

@@ -84,11 +84,24 @@ class Ledger:
             del self._live[key]
             self.release(index)
 
-    def resized(self, storage: Any, mark: tuple[int, str, str, str]) -> None:
-        """A storage changed its size: the old memory is free, the new one allocated."""
+    def number(self, storage: Any) -> int | None:
+        """Of a storage's allocation."""
+        reference = self._live.get(storage._cdata)
+        return None if reference is None else reference.index
+
+    def reference(self, number: int) -> _Reference | None:
+        """Whose ``index`` is released with the storage of an allocation."""
+        return next((one for one in self._live.values() if one.index == number), None)
+
+    def drop(self, storage: Any) -> None:
+        """Its memory is free, whatever still names it."""
         reference = self._live.pop(storage._cdata, None)
         if reference is not None:
             self.release(reference.index)
+
+    def resized(self, storage: Any, mark: tuple[int, str, str, str]) -> None:
+        """A storage changed its size: the old memory is free, the new one allocated."""
+        self.drop(storage)
         self.see(storage, lambda: mark)
 
     def label(self, storage: Any, what: str) -> None:

@@ -145,6 +145,7 @@ class Rehearsal(TorchDispatchMode):
             # Recomputation runs modules within the backward pass.
             inner = self._modules[-1] if self._modules else self._backward_module
             return self.step, "backward", inner, self._operation
+        self._backward_module = ""
         if self.optimizing:
             return self.step, "optimizer", "", self._operation
         module = self._modules[-1] if self._modules else ""
@@ -168,7 +169,7 @@ class Rehearsal(TorchDispatchMode):
                     self._names[id(one)] = path or type(one).__name__
             name = self._names.setdefault(id(module), type(module).__name__)
         self._modules.append(name)
-        self.work.add(MODULES, 0.0, 0.0)
+        self.work.add(MODULES, 0, 0)
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         name = self._modules.pop() if self._modules else ""

@@ -26,6 +26,8 @@ class Plan:
     :param steps: training steps of each rank.
     :param jobs: ranks that are rehearsed at the same time.
     :param flags: added to the program's own arguments.
+    :param microbatches: ``few``, ``all``, or ``whole``: few, each of which is run in full.
+    :param why: what a rank found that needs more than ``few``.
     """
 
     directory: str
@@ -34,6 +36,8 @@ class Plan:
     steps: int = 2
     jobs: int = 1
     flags: tuple[str, ...] = ()
+    microbatches: str = "few"
+    why: str = ""
 
     def environment(self) -> dict[str, str]:
         """The variable, for a child."""

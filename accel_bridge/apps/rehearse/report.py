@@ -12,7 +12,7 @@ from typing import Any, Final
 from accel_bridge.apps import _html
 from accel_bridge.apps.rehearse.devices import GB, MIB, Device
 from accel_bridge.apps.rehearse.estimate import Estimate, Network, estimate
-from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
+from accel_bridge.apps.rehearse.matching import calls_of, match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import CLASSES
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import require
@@ -53,6 +53,11 @@ class Outcome:
             one["needs_bytes"] += device.context
             one["fits"] = one["needs_bytes"] <= device.memory
             outcome.notes += [note for note in one["notes"] if note not in outcome.notes]
+            turns = one["schedule"]
+            if turns and turns["run"] < turns["microbatches"]:
+                note = f"{turns['run']} of {turns['microbatches']:,} microbatches are run, which "
+                note += "repeat themselves; the others are counted"
+                outcome.notes += [note] if note not in outcome.notes else []
             grown = one["after_steps"]
             if len(grown) > 2 and grown[-1] > grown[-2] > 0:
                 outcome.problems.append(
@@ -153,7 +158,7 @@ def collectives(rank: dict[str, Any]) -> list[dict[str, Any]]:
     last = max((call[0] for call in rank["calls"]), default=0)
     count: Counter[tuple[str, str, int]] = Counter()
     size: Counter[tuple[str, str, int]] = Counter()
-    for step, kind, group, _, _, number, _, _ in rank["calls"]:
+    for step, kind, group, _, _, number, _, _ in calls_of(rank):
         if step == last and step:
             what = rank["own_groups"][group]
             key = (kind, what["what"], len(what["ranks"]))

@@ -14,8 +14,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from accel_bridge.apps.rehearse import devices, memory, replaced, values
 from accel_bridge.apps.rehearse.devices import TYPE
 from accel_bridge.apps.rehearse.memory import Ledger, simulate
+from accel_bridge.apps.rehearse.microbatches import Microbatches
 from accel_bridge.apps.rehearse.mode import Rehearsal, launched
 from accel_bridge.apps.rehearse.plan import WAITED, Plan
 from accel_bridge.device import Context
@@ -63,6 +65,7 @@ def result(session: Any, mode: Rehearsal, seconds: dict[str, Any]) -> dict[str, 
         "notes": session.notes,
         "remedies": session.remedies,
         "schedule": session.schedule,
+        "repeated": mode.collectives.repeated,
         "seconds": seconds,
     }
 
@@ -101,8 +104,10 @@ class Session:
         self.notes: list[str] = []
         #: What a framework's patches know that may save memory: ``what`` and ``flags`` each.
         self.remedies: list[dict[str, Any]] = []
-        #: Likewise: ``stages`` of the pipeline, ``chunks`` of each, ``microbatches``.
+        #: Likewise: ``stages`` of the pipeline, ``chunks`` of each, ``microbatches``, and how many
+        #: of these are ``run``.
         self.schedule: dict[str, int] = {}
+        self.microbatches = Microbatches(self, plan.microbatches)
         #: Likewise: names and bytes of the files of a checkpoint, if there would be one.
         self.plan_files: Callable[[], list[list[Any]]] | None = None
         self.groups: list[dict[str, Any]] = []
@@ -289,6 +294,14 @@ class Session:
         if not self.has_steps:
             self.end_step()
             self.begin_step()
+
+    def again(self, how: str, why: str) -> NoReturn:
+        """Begin anew, with more of the microbatches."""
+        plan = replace(self.plan, microbatches=how, why=why)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        argv = [sys.executable, *sys.orig_argv[1:]]
+        os.execve(argv[0], argv, {**os.environ, **plan.environment()})
 
     def begin_step(self) -> None:
         assert self.mode is not None

@@ -40,20 +40,42 @@ _FREE: Final = frozenset(
 )
 
 
+#: Kind of kernel, or else operation: [calls, operations, bytes].
+Rows = dict[str, list[int]]
+
+
+def less(rows: Rows, others: Rows) -> Rows:
+    """What was added to ``others``."""
+    none = [0, 0, 0]
+    pairs = ((kind, zip(row, others.get(kind, none), strict=True)) for kind, row in rows.items())
+    found = {kind: [a - b for a, b in pair] for kind, pair in pairs}
+    return {kind: row for kind, row in found.items() if any(row)}
+
+
 @dataclass
 class Work:
-    """Sums of one step by kind of kernel, or else by operation: [calls, operations, bytes]."""
+    """Sums of one step, of whole numbers: what is counted many times is then exact."""
 
-    kinds: dict[str, list[float]] = field(default_factory=dict)
+    kinds: Rows = field(default_factory=dict)
 
-    def add(self, kind: str, operations: float, traffic: float) -> None:
+    def rows(self) -> Rows:
+        """A copy."""
+        return {kind: list(row) for kind, row in self.kinds.items()}
+
+    def again(self, rows: Rows, times: int) -> None:
+        """The same once more, or several times."""
+        for kind, row in rows.items():
+            mine = self.kinds.setdefault(kind, [0, 0, 0])
+            mine[:] = (a + b * times for a, b in zip(mine, row, strict=True))
+
+    def add(self, kind: str, operations: int, traffic: int) -> None:
         """One kernel."""
-        row = self.kinds.setdefault(kind, [0, 0.0, 0.0])
+        row = self.kinds.setdefault(kind, [0, 0, 0])
         row[0] += 1
         row[1] += operations
         row[2] += traffic
 
-    def launch(self, facts: Mapping[str, Any], traffic: float) -> None:
+    def launch(self, facts: Mapping[str, Any], traffic: int) -> None:
         """One kernel of Triton's.
 
         :param facts: its ``launch_metadata``, which names its arithmetic by the bits of a number.
@@ -62,14 +84,14 @@ class Work:
             if name in facts:
                 self.add(kind, facts[name], traffic)
                 return
-        self.add("Triton's kernels", 0.0, traffic)
+        self.add("Triton's kernels", 0, traffic)
 
     def operation(self, func: Any, name: str, args: Sequence[Any], out: Any) -> bool:
         """An operation of torch's; whether it is a GEMM."""
         places = _GEMMS.get(func)
         if places is not None:
             left, right = args[places[0]], args[places[1]]
-            count = 2.0 * left.numel() * right.shape[-1]
+            count = 2 * left.numel() * right.shape[-1]
             narrow = left.element_size() == 1
             kind = "float8 matmul" if narrow else "matmul"
             if left.dtype == torch.float32:
@@ -82,13 +104,13 @@ class Work:
             return False
         if func.namespace != "aten" or func.is_view or name in _FREE:
             return False
-        traffic = 0.0
+        traffic = 0
         for one in (*args, out) if not isinstance(out, tuple) else (*args, *out):
             if isinstance(one, torch.Tensor):
                 traffic += _size(one)
             elif isinstance(one, (list, tuple)):
                 traffic += sum(_size(t) for t in one if isinstance(t, torch.Tensor))
-        self.add("optimizer" if "adam" in name else name, 0.0, traffic)
+        self.add("optimizer" if "adam" in name else name, 0, traffic)
         return False
 
     def _attention(self, name: str, args: Sequence[Any]) -> None:
@@ -103,8 +125,8 @@ class Work:
             batch, heads, tokens, width = query.shape
             longest = key.shape[-2]
         causal = any(one is True for one in args)
-        count = 2.0 * batch * heads * tokens * longest * (width + value.shape[-1])
-        count *= (0.5 if causal else 1.0) * (2.5 if backward else 1.0)
+        count = batch * heads * tokens * longest * (width + value.shape[-1])
+        count = count * (1 if causal else 2) * (5 if backward else 2) // 2
         self.add("attention", count, sum(map(_size, (query, key, value))))
 
 

@@ -64,7 +64,7 @@ def gemm(operand: str, other: str, bits: int) -> Callable[..., dict[str, Any]]:
     """
 
     def metadata(grid: Any, compiled: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        operations = 2.0 * math.prod(arguments[operand].shape) * arguments[other]
+        operations = 2 * math.prod(arguments[operand].shape) * arguments[other]
         return {"name": compiled.name, f"flops{bits}": operations}
 
     return metadata
