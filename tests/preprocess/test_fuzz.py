@@ -1,4 +1,4 @@
-"""Random bytes and records against the reference loop, and proof that the comparison can fail."""
+"""Random bytes and records against the reference loop."""
 
 from __future__ import annotations
 
