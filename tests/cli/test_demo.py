@@ -75,6 +75,14 @@ def test_links_are_moved_and_not_followed(tmp_path: Path) -> None:
     assert (mine / "weights").read_text() == "mine"
 
 
+@pytest.mark.parametrize("count", ["0", "-1", "x", "1.5", "", "9" * 400, "1000001"])
+def test_counts_that_make_no_sense(tmp_path: Path, count: str) -> None:
+    with pytest.raises(BridgeError, match="command line") as error:
+        main(["--out", str(tmp_path / "x"), f"--iterations={count}"])
+    assert "number from 1" in error.value.evidence[0]
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize(("total", "warmup"), [(2, 1), (8, 4), (20, 10), (200, 10)])
 def test_few_iterations_have_a_short_warm_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, total: int, warmup: int

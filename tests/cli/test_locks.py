@@ -68,6 +68,13 @@ def take(path: Path) -> None:
     assert not path.exists()
 
 
+def test_a_living_owner_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with owner(path) as process, pytest.raises(OutputError) as refused:
+        take(path)
+    assert f"pid {process.pid} on " in refused.value.evidence[0]
+
+
 def test_a_killed_owner_holds_nothing_nor_does_its_fork(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with owner(path) as process:

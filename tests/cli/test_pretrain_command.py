@@ -72,6 +72,11 @@ def test_one_process_of_a_launcher_keeps_its_rank() -> None:
         assert launched == before
 
 
+def test_several_machines_choose_their_own_rendezvous() -> None:
+    words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "a", "--", "--lr", "1"]
+    assert "--standalone" not in pretrain.training_command(words)
+
+
 def test_more_processes_than_devices(two_devices: Selection) -> None:
     with pytest.raises(SelectionError, match="3 processes were asked for") as caught:
         pretrain.training_command(["--nproc-per-node", "3", "--lr", "1"])
