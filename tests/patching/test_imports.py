@@ -153,3 +153,21 @@ def test_threads_import_at_once(write: Writer) -> None:
         assert set(states(active).values()) == {State.APPLIED}
         assert [module.f(1) for module in modules] == [("w", 1)] * 18
     assert [module.f(1) for module in modules] == [1] * 18
+
+
+def test_activation_while_another_thread_imports(write: Writer) -> None:
+    name = write(
+        a="import sys\nhook = sys.modules['PKG.hook']\nhook.begun.set()\nhook.go.wait(30)\n"
+        "def f(x): return x",
+        hook="import threading\nbegun, go = threading.Event(), threading.Event()",
+    )
+    hook = importlib.import_module(f"{name}.hook")
+    thread = threading.Thread(target=importlib.import_module, args=(f"{name}.a",))
+    thread.start()
+    assert hook.begun.wait(30)
+    with wrap_f(f"{name}.a") as active:
+        assert states(active) == {"p": State.REGISTERED}
+        hook.go.set()
+        thread.join(30)
+        assert states(active) == {"p": State.APPLIED}
+        assert sys.modules[f"{name}.a"].f(1) == ("w", 1)

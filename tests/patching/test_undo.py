@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from typing import Any
 
 import pytest
 
-from accel_bridge.patching import PatchContext, State
+from accel_bridge.patching import Kind, PatchContext, State
 
 from .conftest import Writer
 from .support import assert_same, engine, make_patch, snapshot, states, tag
@@ -123,4 +124,22 @@ def test_constructors(write: Writer) -> None:
         }
     assert "patch __init__" in lines[0]
     assert (a.C(1).a, a.D(1).a) == (1, 1)
+    assert_same(before, snapshot(name))
+
+
+def test_an_attribute_function_is_rebound_where_it_was_copied(write: Writer) -> None:
+    name = write(a="def f(): return 1", b="from .a import f", late="from .a import f")
+    b = importlib.import_module(f"{name}.b")
+    before = snapshot(name)
+
+    def make(context: PatchContext) -> object:
+        return lambda: 2
+
+    with engine(make_patch(f"{name}.a:f", make, kind=Kind.ATTRIBUTE)) as active:
+        late = importlib.import_module(f"{name}.late")
+        assert (b.f(), late.f()) == (2, 2)
+        assert active.statuses[0].aliases == (f"{name}.b:f",)
+    assert late.f is b.f
+    del sys.modules[f"{name}.late"]
+    delattr(sys.modules[name], "late")
     assert_same(before, snapshot(name))
