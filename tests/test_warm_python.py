@@ -136,60 +136,6 @@ def test_it_is_not_active_where_the_environment_may_change_it(
     assert done.stderr.endswith("begun False\n")
 
 
-#: Spawns processes; one tells whether torch was there when its module was imported.
-SPAWN = """
-import multiprocessing, sys, time
-THERE = "torch" in sys.modules
-
-def tell(queue):
-    queue.put([__name__, THERE, multiprocessing.parent_process() is not None])
-    sys.exit(3)
-
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        queue = manager.Queue()
-        child = context.Process(target=tell, args=(queue,))
-        child.start()
-        child.join()
-        print(queue.get(), child.exitcode)
-        child = context.Process(target=time.sleep, args=(60,))
-        child.start()
-        child.kill()
-        child.join()
-        print(child.exitcode)
-"""
-
-
-def test_what_it_spawns_is_warm_too(tmp_path: Path, warm: str) -> None:
-    (tmp_path / "spawn.py").write_text(SPAWN)
-    for python, there in ((sys.executable, False), (warm, True)):
-        done = run(python, "spawn.py", cwd=tmp_path, env={"PYTHONWARNINGS": "ignore"})
-        assert done.stdout == f"['__mp_main__', {there}, True] 3\n-9\n", done.stderr
-
-
-#: Starts a program that waits for another parent, and dies.
-ORPHAN = """
-import os, signal, subprocess, sys
-child = "import os, time, sys; parent = os.getppid(); print('there', flush=True)\\n"
-child += "while os.getppid() == parent: time.sleep(0.05)\\nprint('orphan', flush=True)"
-subprocess.Popen([sys.executable, "-c", child])
-sys.stdin.readline()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_programs_child_sees_that_it_died(warm: str) -> None:
-    """As a manager of a checkpoint's writers must, which would hold the launcher's output open."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    program = subprocess.Popen([warm, "-c", ORPHAN], env=environment(), text=True, **pipes)
-    assert program.stdin is not None
-    assert program.stdout.readline() == "there\n"
-    print(file=program.stdin, flush=True)
-    assert program.communicate(timeout=30)[0] == "orphan\n"
-    assert program.returncode == -signal.SIGKILL
-
-
 #: Says who it is, also that it was asked to end, and has a child.
 WAIT = """
 import os, signal, sys, time

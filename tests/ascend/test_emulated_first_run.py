@@ -65,15 +65,11 @@ def warm_with(libraries: str) -> str:
     return str(directory / "python")
 
 
-@pytest.mark.slow
-@pytest.mark.megatron
+@pytest.mark.conformance
 @pytest.mark.parametrize(
     ("lies", "steps", "failed", "says"),
     [
-        pytest.param(
-            *(False, f"{STEPS},kernels", [], ["limits       passed"]),
-            marks=pytest.mark.conformance,
-        ),
+        (False, f"{STEPS},kernels", [], ["limits       passed"]),
         # The tolerances' own lies are in tests/kernels/injected_attention.py.
         (
             True,

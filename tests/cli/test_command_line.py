@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 
@@ -61,16 +60,6 @@ def test_unknown_words_are_errors_in_three_parts(
     assert "next:" in captured.err
 
 
-@pytest.mark.parametrize("command", ["env", "backends", "plugins", "demo"])
-def test_wrong_options_of_a_command_lead_to_its_help(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*command.split(), "--nproc-per-node"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"accel-bridge: error: accel-bridge {command}: the command line cannot")
-    assert error.endswith(f"next:     accel-bridge {command} --help\n")
-
-
 COMMANDS = """
 import sys
 from accel_bridge.errors import SelectionError
@@ -99,27 +88,6 @@ def toy(site: Site) -> Site:
     """A plugin with commands."""
     site.install("toy-pkg", {"toy_mod": COMMANDS}, {"toy": "toy_mod"})
     return site
-
-
-@pytest.mark.usefixtures("toy")
-def test_an_error_has_three_parts_and_an_exit_code(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ACCEL_BRIDGE_LOG", raising=False)
-    assert main(["fail"]) == 2
-    assert capsys.readouterr().err == (
-        "accel-bridge: error: it broke\n"
-        "  evidence: because\n"
-        "  evidence: twice\n"
-        "  next:     fix it\n"
-    )
-
-
-@pytest.mark.usefixtures("toy")
-def test_a_command_gets_all_its_words_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--help", "--", "-x", "--version"]
-    assert main(["echo", *words]) == 3
-    assert capsys.readouterr().out == f"{words}\n"
 
 
 @pytest.mark.usefixtures("toy")
@@ -165,16 +133,6 @@ def test_a_broken_plugin_breaks_neither_help_nor_other_commands(
     assert "plugin 'broken' (broken-pkg 1.0) failed at import" in error
 
 
-def test_a_wrong_list_of_plugins_does_not_break_help(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ACCEL_BRIDGE_PLUGINS", "a,-a")
-    assert main(["--help"]) == 0
-    assert capsys.readouterr().out == help_text(ALL)
-    assert main(["plugins"]) == 2
-    assert "both asked for and excluded" in capsys.readouterr().err
-
-
 def test_python_m_accel_bridge_is_the_same_command(python: Python) -> None:
     done = python("-m", "accel_bridge", "--help")
     assert (done.returncode, done.stdout, done.stderr) == (0, help_text(ALL), "")
@@ -189,15 +147,3 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
-
-
-@pytest.mark.parametrize("command", ["plugins", "backends", "env"])
-def test_json_is_one_document_even_when_a_plugin_prints(
-    command: str, site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    loud = f"print('I am loud')\n{HOOK}accel_bridge_backends():\n    print('LOUD')\n    return []\n"
-    site.install("loud-pkg", {"loud_mod": loud}, {"loud": "loud_mod"})
-    assert main([command, "--json", *["--no-imports"] * (command == "env")]) == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)
-    assert "LOUD" in said.err

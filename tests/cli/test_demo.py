@@ -75,39 +75,6 @@ def test_links_are_moved_and_not_followed(tmp_path: Path) -> None:
     assert (mine / "weights").read_text() == "mine"
 
 
-@pytest.mark.parametrize("kind", ["file", "below a file", "too long", "itself", "device"])
-def test_an_impossible_directory(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "loop").symlink_to("loop")
-    out = {
-        "file": tmp_path / "file",
-        "below a file": tmp_path / "file" / "demo",
-        "too long": tmp_path / ("x" * 300),
-        "itself": tmp_path / "loop",
-        "device": Path("/dev/full"),
-    }[kind]
-    with pytest.raises(BridgeError) as error:
-        main(["--out", str(out)])
-    assert str(out) in str(error.value)
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_two_demos_do_not_share_a_directory(tmp_path: Path, monkeypatch) -> None:
-    directory = earlier_demo(tmp_path / "demo")
-    before = snapshot(directory)
-    seen = []
-
-    def second(*_: object) -> None:
-        with pytest.raises(BridgeError, match="another run is writing"):
-            demo.run_demo(directory, 1, 1)
-        seen.append(snapshot(directory) == before)
-
-    monkeypatch.setattr(demo, "prepare", second)
-    monkeypatch.setattr(demo, "_run_steps", lambda *_: None)
-    demo.run_demo(directory, 1, 1)
-    assert seen == [True]
-
-
 @pytest.mark.parametrize("count", ["0", "-1", "x", "1.5", "", "9" * 400, "1000001"])
 def test_counts_that_make_no_sense(tmp_path: Path, count: str) -> None:
     with pytest.raises(BridgeError, match="command line") as error:

@@ -45,18 +45,6 @@ def test_what_is_in_it(report: Report) -> None:
     assert found["settings"]["ACCEL_BRIDGE_BACKEND"]["value"] == "cpu"
 
 
-VARIABLE = """
-from accel_bridge.plugin import Variable, hookimpl
-
-def number(text):
-    if not text.isdigit():
-        raise ValueError("it takes a number")
-    return int(text)
-
-@hookimpl
-def accel_bridge_variables():
-    return [Variable("ACCEL_BRIDGE_TOY", "1", "a number", "sets how many toys there are", number)]
-"""
 ABORT = "import os; os.abort()"
 BROKEN_AUTOLOAD = """
 import os
@@ -104,12 +92,6 @@ def test_a_torch_that_hangs_is_named_and_not_waited_for(
     assert f'{site.directory / "torch.py"}", line 3' in found
 
 
-@pytest.mark.parametrize("wait", ["0", "-1", "nan", "inf", "x"])
-def test_a_wait_that_means_nothing(wait: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["env", f"--wait={wait}"]) == 2
-    assert "--wait" in capsys.readouterr().err
-
-
 def test_broken_plugins_and_wrong_settings_are_shown(
     report: Report, site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,22 +104,6 @@ def test_broken_plugins_and_wrong_settings_are_shown(
     text = capsys.readouterr().out
     assert "WRONG: ACCEL_BRIDGE_LOG='loud' is not understood" in text
     assert "warning: ACCEL_BRIDGE_STRCIT" in text
-
-
-def test_variables_of_plugins_are_shown_and_known(
-    report: Report, site: Site, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site.install("toy-pkg", {"toy_mod": VARIABLE}, {"toy": "toy_mod"})
-    found = report(ACCEL_BRIDGE_TOY="many")
-    assert (
-        "'many' is not understood: it takes a number"
-        in found["settings"]["ACCEL_BRIDGE_TOY"]["error"]
-    )
-    assert found["unknown_settings"] == []
-    found = report(ACCEL_BRIDGE_TOYS="1")
-    assert "did you mean 'ACCEL_BRIDGE_TOY'" in found["unknown_settings"][0]
-    assert main(["backends"]) == 2
-    assert "ACCEL_BRIDGE_TOY='many' is not understood" in capsys.readouterr().err
 
 
 def test_a_backend_that_cannot_be_had_is_part_of_the_report(report: Report) -> None:

@@ -12,7 +12,7 @@ import pytest
 from parity.made import recording
 
 from accel_bridge.apps.cli.main import main
-from accel_bridge.process.outputs import OutputError, check_output, holds, write_output
+from accel_bridge.process.outputs import OutputError, check_output, write_output
 from accel_bridge.recording import write
 
 MARK = b"made by this test"
@@ -68,18 +68,6 @@ def test_record_writes_over_nothing_but_a_recording(
     assert main(["parity", "record", "--out", str(tmp_path / "notes.txt"), "--", "--x"]) == 2
     assert "--out would write over a file that this command did not make" in capsys.readouterr().err
     assert (tmp_path / "notes.txt").read_text() == "a thesis"
-
-
-@pytest.mark.parametrize(
-    "name", ["missing/x", "x" * 300, "file/x", "loop", "loop/x", "/proc/x", "/sys/x"]
-)
-def test_a_place_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(OutputError) as caught:
-        check_output(tmp_path / name, option="--out", made=holds(MARK))
-    assert caught.value.evidence
-    assert caught.value.next
 
 
 def test_a_name_from_a_variable_that_is_not_set() -> None:

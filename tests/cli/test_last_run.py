@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,19 +107,3 @@ def test_a_training_is_what_steps_an_optimizer(
     done = forked("-c", code, ACCEL_BRIDGE_BACKEND="cpu")
     assert "patches used: 1" in done.stderr
     assert state.exists() == noted
-
-
-def test_two_that_end_at_once_do_not_mix(state: Path) -> None:
-    """Whoever looks meanwhile sees one of them, whole."""
-    code = """if True:
-        import sys
-        from test_last_run import ENDED, last_run
-        for _ in range(50):
-            last_run.report(sys.argv[1], ENDED, trained=True)"""
-    last_run.report("a", ENDED, trained=True)
-    words = [sys.executable, "-c", code]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "ACCEL_BRIDGE_LOG": "quiet"}
-    both = [subprocess.Popen([*words, name], env=environ) for name in ("a", "b")]
-    while any(one.poll() is None for one in both):
-        assert last_run.read()["backend"] in ("a", "b")
-    assert [one.returncode for one in both] == [0, 0]

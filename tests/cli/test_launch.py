@@ -17,7 +17,6 @@ from accel_bridge.bridge import activation
 from accel_bridge.bridge.selection import Selection
 from accel_bridge.errors import BridgeError, EnvironmentVariableError
 from accel_bridge.pretrain.command import training_command
-from accel_bridge.process.endings import explain, explanation
 from accel_bridge.process.launch import of_failed_rank
 from accel_bridge.process.ranks import LAUNCHER, check_variables
 from accel_bridge.run import _check_module
@@ -106,14 +105,6 @@ def test_variables_of_a_launcher_that_mean_nothing(variables: dict[str, str]) ->
     with pytest.raises(EnvironmentVariableError) as caught:
         check_variables(variables)
     assert next(iter(variables)) in caught.value.what
-
-
-def test_an_error_keeps_its_explanation() -> None:
-    error, told = ValueError("x"), BridgeError("a", evidence="b", next="c")
-    assert explanation(error) is None
-    explain(error, told)
-    assert explanation(error) is told
-    assert explanation(told) is told
 
 
 #: Rank 1 dies in the first attempt; in the second the ranks meet again.

@@ -134,23 +134,3 @@ def test_a_damaged_lock_of_nobody_is_taken_over(tmp_path: Path, text: str) -> No
     path = tmp_path / "lock"
     path.write_text(text)
     take(path)
-
-
-def test_threads_do_not_share_it(tmp_path: Path) -> None:
-    """As two runs that begin at the same moment."""
-    path, taken = tmp_path / "lock", []
-
-    def once() -> None:
-        try:
-            with OutputLock(path, "--save"):
-                taken.append(1)
-                time.sleep(0.5)
-        except OutputError:
-            pass
-
-    threads = [threading.Thread(target=once) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(taken) == 1

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from accel_bridge.apps.cli._output import print_json, print_table
+from accel_bridge.apps.cli._output import print_json
 from accel_bridge.process import log
-
-ROWS = [["a", "a [red]long[/red] reason " * 10], ["bcd", "short"]]
-
-
-def test_elsewhere_nothing_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    print_table(["name", "reason"], ROWS)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "name  reason"
-    assert lines[1] == f"a     {ROWS[0][1].rstrip()}"
-    assert lines[2] == "bcd   short"
 
 
 def test_json_keeps_stdout_for_itself(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,15 +40,3 @@ def test_how_much_is_said(
     log.warn("warn")
     log.debug("debug")
     assert capsys.readouterr().err.splitlines() == [f"[accel_bridge] {line}" for line in said]
-
-
-def test_only_rank_0_speaks(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "1")
-    log.warn("warn")
-    monkeypatch.setenv("RANK", "0")
-    log.say("one\ntwo")
-    captured = capsys.readouterr()
-    assert captured.err == "[accel_bridge] one\n[accel_bridge] two\n"
-    assert captured.out == ""

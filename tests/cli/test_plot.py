@@ -100,14 +100,6 @@ def test_tensorboard_directories_that_are_no_run(tmp_path: Path) -> None:
         plot.read_run(broken)
 
 
-def test_without_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "events.out.tfevents.1").touch()
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(BridgeError, match="tensorboard is not installed") as caught:
-        plot.read_run(tmp_path)
-    assert "report" in caught.value.next
-
-
 @pytest.mark.parametrize(
     ("content", "what"),
     [
@@ -193,14 +185,3 @@ def test_pairs_are_a_row_for_each_training(
     assert re.search(r"loss GPU.*loss NPU.*s/step GPU.*s/step NPU.*loss NPU - GPU", table)
     assert re.search(r"bert.*7\.8000.*7\.8500.*0\.25.*0\.25.*\+0\.0500", table)
     assert re.search(r"t5.*7\.9300.*7\.9300.*\+0\.0000", table)
-
-
-def test_the_directory_here_is_a_run_beside_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    log(tmp_path / "here.log", 1, 20)
-    (tmp_path / "there").mkdir()
-    log(tmp_path / "there" / "a.log", 1, 20)
-    assert main([".", "there"]) == 0
-    assert "there" in capsys.readouterr().out

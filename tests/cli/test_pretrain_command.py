@@ -48,12 +48,6 @@ def test_torchrun_options_and_megatron_arguments_part_by_themselves() -> None:
     assert command[entry + 3 :] == ["--num-layers", "4", "--bf16", "--lr", "1e-4"]
 
 
-@pytest.mark.parametrize("options", [[], ["--nproc-per-node", "1"]])
-def test_one_process_needs_no_torchrun(options: list[str]) -> None:
-    command = pretrain.training_command([*options, "--", "--lr", "1"])
-    assert command == [sys.executable, "-m", pretrain.RUNNER, *entry_point("gpt"), "--lr", "1"]
-
-
 def test_another_module_may_run_the_script() -> None:
     """`parity record` names its own, with a word that has blanks."""
     runner = shlex.join(["accel_bridge.apps.record", '{"out": "a b"}'])
@@ -78,19 +72,9 @@ def test_one_process_of_a_launcher_keeps_its_rank() -> None:
         assert launched == before
 
 
-def test_where_to_meet_does_not_say_who_one_is() -> None:
-    exported = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
-    set_single_process(exported)
-    assert exported == {**SINGLE_PROCESS, "MASTER_PORT": "29611"}
-
-
 def test_several_machines_choose_their_own_rendezvous() -> None:
     words = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "a", "--", "--lr", "1"]
     assert "--standalone" not in pretrain.training_command(words)
-
-
-def test_as_many_processes_as_devices(two_devices: Selection) -> None:
-    assert "2" in pretrain.training_command(["--nproc-per-node", "2", "--lr", "1"])
 
 
 def test_more_processes_than_devices(two_devices: Selection) -> None:

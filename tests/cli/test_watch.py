@@ -48,15 +48,6 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
-def test_only_descendants_count_and_each_once(machine: Machine) -> None:
-    machine.process(11, 12, stack=110, torch=True)  # a grandchild with the smaller number
-    machine.process(12, 10, stack=120)
-    machine.process(99, 1, stack=990, torch=True)
-    tree = Tree(10, machine.directory)
-    assert list(tree.unreached()) == [11]
-    assert list(tree.unreached()) == []
-
-
 def test_a_process_that_was_reached_is_none_of_them_nor_are_its_forks(machine: Machine) -> None:
     machine.process(11, 10, stack=110, torch=True)
     machine.process(12, 11, stack=110, torch=True)
@@ -64,14 +55,6 @@ def test_a_process_that_was_reached_is_none_of_them_nor_are_its_forks(machine: M
     tree = Tree(10, machine.directory)
     tree.reached(11)
     assert list(tree.unreached()) == [13]
-
-
-def test_torch_that_comes_later_is_noticed(machine: Machine) -> None:
-    tree = Tree(10, machine.directory)
-    machine.process(11, 10, stack=110)
-    assert list(tree.unreached()) == []
-    machine.process(11, 10, stack=110, torch=True)
-    assert list(tree.unreached()) == [11]
 
 
 def test_a_process_that_ends_in_between_is_no_error(machine: Machine) -> None:

@@ -146,13 +146,6 @@ def test_a_keyword_for_graphs_may_be_unknown_to_the_device() -> None:
     torch.cuda.Event(external=True).record()
 
 
-def test_lazy_calls_run_at_once() -> None:
-    done = []
-    torch.cuda._lazy_call(lambda: done.append(1))
-    torch.cuda._lazy_init()
-    assert done == [1]
-
-
 def test_profiler_calls_do_nothing() -> None:
     torch.cuda.check_error(torch.cuda.cudart().cudaProfilerStart())
     torch.cuda.profiler.start()
@@ -181,12 +174,6 @@ def test_what_has_no_counterpart_says_so() -> None:
     with contextlib.suppress(RuntimeError):
         torch.cuda.MemPool()
     assert not isinstance(object(), torch.cuda.CUDAGraph)
-
-
-def test_aliases_in_submodules_follow() -> None:
-    assert torch.cuda.random.get_rng_state is torch.cuda.get_rng_state
-    assert torch.cuda.memory.memory_allocated is torch.cuda.memory_allocated
-    assert torch.cuda.streams.Stream is torch.cuda.Stream
 
 
 def test_names_of_this_torch(all_on_cpu: DeviceRedirection) -> None:

@@ -65,28 +65,6 @@ def test_the_order_of_data_is_that_of_a_cuda_machine(cpu_spec: DeviceSpec) -> No
     assert observed[0] != observed[1]
 
 
-def test_an_explicit_generator_is_used(on_cpu: DeviceRedirection) -> None:
-    orders = [
-        [int(i) for i in DataLoader(DATA, shuffle=True, generator=torch.Generator().manual_seed(3))]
-        for _ in range(2)
-    ]
-    assert orders[0] == orders[1]
-
-
-def test_host_work_nests_and_survives_errors(on_cpu: DeviceRedirection) -> None:
-    def fail(batch: Any) -> None:
-        raise ZeroDivisionError
-
-    torch.manual_seed(1)
-    expected = draw_on_device()
-    torch.manual_seed(1)
-    with pytest.raises(ZeroDivisionError):
-        list(DataLoader(DATA, shuffle=True, collate_fn=fail))
-    outer = DataLoader(DATA, collate_fn=lambda batch: list(DataLoader(DATA, shuffle=True)))
-    next(iter(outer))
-    assert draw_on_device() == expected
-
-
 def test_torch_cuda_names_the_device_generator(on_cpu: DeviceRedirection) -> None:
     torch.cuda.manual_seed(11)
     assert torch.cuda.initial_seed() == 11
@@ -110,26 +88,3 @@ def test_manual_seed_keeps_its_meaning(cpu_spec: DeviceSpec) -> None:
         assert torch.random.manual_seed is torch.manual_seed
         assert torch.rand(4).tolist() == expected
         assert torch.initial_seed() == 3
-
-
-def test_generators_for_the_device(on_cpu: DeviceRedirection) -> None:
-    for device in ("cuda", 0, torch.device("cuda", 0)):
-        generator = torch.Generator(device=device).manual_seed(2)
-        assert isinstance(generator, torch.Generator)
-        assert generator.device.type == "cpu"
-        assert torch.rand(2, device="cuda", generator=generator).shape == (2,)
-    assert isinstance(torch.default_generator, torch.Generator)
-
-
-def test_fork_rng(on_cpu: DeviceRedirection) -> None:
-    torch.manual_seed(1)
-    expected = draw_on_device()
-    torch.manual_seed(1)
-    with torch.random.fork_rng(devices=[0]):
-        draw_on_device()
-    assert draw_on_device() == expected
-
-
-def test_loader_without_pinned_memory(on_cpu: DeviceRedirection, recwarn: Any) -> None:
-    assert len(list(DataLoader(DATA, pin_memory=True))) == len(DATA)
-    assert not recwarn.list

@@ -202,13 +202,6 @@ def test_where_nothing_moves_nothing_is_copied(side: str, make: Make) -> None:
             assert move(source) is source, name
 
 
-@pytest.mark.parametrize("move", MOVES["device"].values(), ids=MOVES["device"])
-def test_what_was_moved_stays_there(move: Move) -> None:
-    moved = move(torch.zeros(2) + 1)
-    assert moved.cuda() is moved
-    assert moved.view(1, 2)[0].to(moved.device).data_ptr() == moved.data_ptr()
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -223,25 +216,6 @@ def test_numpy_arrays_are_copied_to_the_device(make: Callable[..., torch.Tensor]
     assert array.tolist() == [1.0, 1.0]
     make(array, device="cpu").mul_(5)
     assert array.tolist() == [5.0, 5.0]
-
-
-@pytest.mark.parametrize(
-    ("source", "move"),
-    [
-        ("cpu", lambda weight: weight.to("cuda")),
-        ("cuda", lambda weight: weight.to("cpu")),
-        ("cuda", lambda weight: weight.cpu()),
-    ],
-)
-def test_gradients_flow_back_through_a_transfer(
-    source: str, move: Callable[[torch.Tensor], torch.Tensor]
-) -> None:
-    weight = torch.ones(2, requires_grad=True, device=source)
-    moved = move(weight)
-    assert not moved.is_leaf
-    (moved * 3).sum().backward()
-    assert weight.grad is not None
-    assert weight.grad.tolist() == [3.0, 3.0]
 
 
 def test_a_module_keeps_its_parameters_and_what_they_view() -> None:

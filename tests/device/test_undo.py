@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ import torch.nn.parallel
 import torch.utils.data
 from torch.jit import _builtins as script_builtins
 
-from accel_bridge.device import DeviceRedirection, averages, wide_reductions
+from accel_bridge.device import DeviceRedirection
 from accel_bridge.device.backend import DeviceSpec
 from accel_bridge.process.journal import own_namespace
 
@@ -104,13 +103,6 @@ def test_a_failure_leaves_torch_as_it_was(
     assert differences(before, snapshot()) == []
 
 
-def test_undo_leaves_the_device_module_alone(cpu_spec: DeviceSpec) -> None:
-    before = dict(vars(cpu_spec.module))
-    with DeviceRedirection(cpu_spec):
-        pass
-    assert vars(cpu_spec.module) == before
-
-
 def test_copies_that_modules_took_are_undone(
     cpu_spec: DeviceSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,15 +116,3 @@ def test_copies_that_modules_took_are_undone(
         )
         assert script.zeros is not originals[2]
     assert (script.S, script._lazy_call, script.zeros) == originals
-
-
-def test_copies_of_what_two_parts_replaced_are_undone(cpu_spec: DeviceSpec) -> None:
-    """Both parts stand at ``all_reduce``; a copy must not keep the first one's."""
-    original = torch.distributed.all_reduce
-    module = types.ModuleType("torch.took_a_copy")
-    with DeviceRedirection(replace(cpu_spec, parts=(averages, wide_reductions))):
-        module.all_reduce = torch.distributed.all_reduce  # type: ignore[attr-defined]
-        assert module.all_reduce is not original
-        sys.modules[module.__name__] = module
-    del sys.modules[module.__name__]
-    assert module.all_reduce is original

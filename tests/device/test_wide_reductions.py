@@ -68,24 +68,10 @@ def test_strides_and_handles() -> None:
     assert base[:, 0].tolist() == [MINE] * 4
 
 
-@pytest.mark.usefixtures("second_rank")
-def test_a_gradient_is_no_obstacle() -> None:
-    tensor = torch.full((1,), MINE, dtype=torch.float64, requires_grad=True)
-    dist.all_reduce(tensor)
-    assert tensor.item() == MINE + OTHER
-
-
 @pytest.mark.usefixtures("narrow")
 def test_bits_cannot_be_reduced() -> None:
     with pytest.raises(ValueError, match="BAND is not defined for float64"):
         dist.all_reduce(torch.ones(1, dtype=torch.float64), dist.ReduceOp.BAND)
-
-
-@pytest.mark.usefixtures("narrow")
-def test_a_group_of_one() -> None:
-    tensor = torch.full((2,), MINE, dtype=torch.float64)
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [MINE] * 2
 
 
 @pytest.mark.usefixtures("narrow")

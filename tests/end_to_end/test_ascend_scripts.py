@@ -19,7 +19,7 @@ from end_to_end.adaptor_2023 import (
 from end_to_end.launcher import train, worst_difference
 
 
-# Every dtype, order and band; every pair of them runs on emulated NPUs.
+# Every dtype, order and band.
 @pytest.mark.parametrize("command", [COMMANDS[i] for i in (3, 4)])
 def test_commands_of_the_2023_adaptor(
     command: Command, adaptor_checkpoint: Path, adaptor_reference: Reference

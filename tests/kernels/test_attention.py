@@ -10,11 +10,8 @@ import torch
 from accel_bridge.backends.cpu.kernels import KERNELS
 from accel_bridge.kernels import (
     ATTENTION,
-    LAYOUTS,
     AttentionMask,
     AttentionOptions,
-    from_bnsd,
-    to_bnsd,
 )
 from accel_bridge.kernels.attention import attention_reference
 
@@ -92,37 +89,6 @@ def test_log_sum_exp_leaves_the_sink_out_and_is_minus_infinity_where_nothing_is_
     assert lse[0, 0, 1] == -math.inf
 
 
-def test_packed_sequences_are_separate_calls() -> None:
-    query, key, value = (random(9, 2, 4, seed=seed) for seed in range(3))
-    ends = torch.tensor([0, 4, 4, 9])
-    options = AttentionOptions(layout="TND", cu_seqlens_q=ends, mask=AttentionMask(causal=True))
-    packed = attention_reference(query, key, value, options)
-    for first, last in ((0, 4), (4, 9)):
-        part = [tensor[None, first:last] for tensor in (query, key, value)]
-        alone = attention_reference(
-            *part, AttentionOptions(layout="BSHD", mask=AttentionMask(causal=True))
-        )
-        torch.testing.assert_close(packed[first:last], alone[0])
-
-
-def test_layouts_are_views_of_the_same_numbers() -> None:
-    bnsd = random(2, 4, 3, 8)
-    layouts = {
-        "SBH": bnsd.permute(2, 0, 1, 3).flatten(-2),
-        "BSH": bnsd.transpose(1, 2).flatten(-2),
-        "SBHD": bnsd.permute(2, 0, 1, 3),
-        "BSHD": bnsd.transpose(1, 2),
-        "BNSD": bnsd,
-    }
-    assert set(layouts) == set(LAYOUTS) - {"TND"}
-    for layout, tensor in layouts.items():
-        views = to_bnsd(tensor, tensor, tensor, layout, heads=4)  # type: ignore[arg-type]
-        for view in views:
-            assert torch.equal(view, bnsd)
-            assert view.data_ptr() == tensor.data_ptr()
-        assert torch.equal(from_bnsd(views[0], layout), tensor)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("function", [attention_reference, KERNELS[ATTENTION].function])
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -178,13 +144,3 @@ def test_cpu_kernel_keeps_few_masks() -> None:
         KERNELS[ATTENTION](tensor, tensor, tensor, AttentionOptions(layout="BNSD", mask=mask))
     info = _visible_band.cache_info()
     assert info.currsize <= (info.maxsize or 0) <= 8
-
-
-def test_cpu_kernel_reads_views_without_copies() -> None:
-    """A fused qkv tensor is sliced, as Megatron does; the result is that of copies."""
-    qkv = random(5, 2, 3 * 4, 8, dtype=torch.float32)
-    query, key, value = qkv.split(4, dim=2)
-    options = AttentionOptions(layout="SBHD", mask=AttentionMask(causal=True))
-    views = KERNELS[ATTENTION](query, key, value, options)
-    copies = KERNELS[ATTENTION](query.contiguous(), key.contiguous(), value.contiguous(), options)
-    assert torch.equal(views, copies)

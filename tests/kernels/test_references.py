@@ -43,21 +43,6 @@ def megatron(finished_runs: FinishedRuns, warm: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("zero_centered", [False, True])
-def test_norms_are_torchs(zero_centered: bool) -> None:
-    x, weight, bias = random(4, 9), random(9, seed=1), random(9, seed=2)
-    gamma = weight + 1 if zero_centered else weight
-    options = {"eps": 1e-3, "zero_centered_gamma": zero_centered}
-    torch.testing.assert_close(
-        reference("rms_norm")(x, weight, **options), functional.rms_norm(x, (9,), gamma, 1e-3)
-    )
-    for shift in (bias, None):
-        torch.testing.assert_close(
-            reference("layer_norm")(x, weight, shift, **options),
-            functional.layer_norm(x, (9,), gamma, shift, 1e-3),
-        )
-
-
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", upstream.DTYPES)
 def test_rotary_is_megatrons_bit_by_bit(
@@ -111,48 +96,6 @@ def test_bias_dropout_add_is_megatrons_bit_by_bit(
     torch.manual_seed(3)
     output = reference("bias_dropout_add")(*inputs, dropout=0.3, training=training)
     assert torch.equal(output, megatron[f"bda {bias} {residual} {training}"])
-
-
-def test_masked_softmax_is_torchs() -> None:
-    scores, mask = random(2, 3, 4, 5), random(2, 1, 4, 5, seed=1) > 1.0
-    expected = (scores * 0.5).masked_fill(mask, -torch.inf).softmax(-1)
-    output = reference("scaled_masked_softmax")(scores, mask, scale=0.5)
-    torch.testing.assert_close(output, expected)
-    causal = reference("scaled_masked_softmax")(scores, causal=True)
-    hidden = torch.ones(4, 5).triu(2).bool()  # the last query stands at the last key
-    torch.testing.assert_close(causal, scores.masked_fill(hidden, -torch.inf).softmax(-1))
-
-
-def test_label_smoothing_spreads_over_the_wrong_classes() -> None:
-    logits, target = random(2, 5), torch.tensor([1, 4])
-    share = torch.full((2, 5), 0.1 / 4, dtype=torch.float64)
-    share[torch.arange(2), target] = 0.9
-    expected = -(share * logits.log_softmax(-1)).sum(-1)
-    output = reference("cross_entropy")(logits, target, label_smoothing=0.1)
-    torch.testing.assert_close(output, expected)
-
-
-def test_weight_gradient_adds_in_float32() -> None:
-    x, gradient = random(3, 2, 5, dtype=torch.bfloat16), random(3, 2, 4, dtype=torch.bfloat16)
-    main_grad = torch.ones(4, 5)
-    reference("weight_gradient")(x, gradient, main_grad)
-    gemm = gradient.flatten(0, 1).float().t() @ x.flatten(0, 1).float()
-    torch.testing.assert_close(main_grad, 1 + gemm)
-    assert not torch.equal(main_grad, (1 + gemm).bfloat16().float())
-
-
-def test_embedding_gradient_is_the_gradient_of_an_embedding() -> None:
-    indices, weight = torch.tensor([[2, 0], [2, 3]]), random(4, 5).requires_grad_()
-    gradient = random(2, 2, 5, seed=1)
-    torch.nn.functional.embedding(indices, weight).backward(gradient)
-    main_grad = torch.ones(4, 5, dtype=torch.float64)
-    reference("embedding_gradient")(indices, gradient, main_grad)
-    torch.testing.assert_close(main_grad, 1 + weight.grad)
-    # The same table on two ranks, three rows on the first: the sums of each rank's own rows.
-    parts = [torch.ones(rows, 5, dtype=torch.float64) for rows in (3, 1)]
-    reference("embedding_gradient")(indices, gradient, parts[0])
-    reference("embedding_gradient")(indices - 3, gradient, parts[1])
-    torch.testing.assert_close(torch.cat(parts), main_grad)
 
 
 def test_grouped_matmul_is_one_gemm_per_group() -> None:

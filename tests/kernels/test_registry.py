@@ -96,14 +96,6 @@ def test_the_cpu_has_a_kernel_for_every_contract() -> None:
     assert {kernel.contract.name for kernel in KERNELS} == set(CONTRACTS)
 
 
-def test_resolve_takes_the_backends_kernel_or_the_reference_with_the_reason() -> None:
-    kernels = Other().kernels()
-    assert kernels.resolve(SWIGLU).why == "for a test"
-    kernel = kernels.resolve(RMS_NORM)
-    assert kernel.is_reference
-    assert kernel.why == "reference: the backend has no kernel for rms_norm"
-
-
 def test_a_host_has_the_backends_kernels_and_no_others() -> None:
     host = Host(Other(), lambda args: None, lambda line: None, lambda: None)
     assert host.kernel(SWIGLU).why == "for a test"

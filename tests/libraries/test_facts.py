@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -13,21 +12,9 @@ from packaging.version import Version
 
 from accel_bridge.libraries import LIBRARIES
 
-TOOLS = Path(__file__).resolve().parents[2] / "tools"
-
-
-def tool(name: str) -> Any:
-    """A module of tools/."""
-    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look it up
-    spec.loader.exec_module(module)
-    return module
-
-
-facts, page = tool("library_facts"), tool("library_page")
+sys.path.append(str(Path(__file__).resolve().parents[2] / "tools"))
+import library_facts as facts
+import library_page as page
 
 
 def claimed(library: Any) -> str:

@@ -67,28 +67,6 @@ def test_the_former_name_of_the_states_layout() -> None:
             rule(**given, state_v_first=True, transpose_state_layout=True)
 
 
-@pytest.mark.parametrize("options", OPTIONS[1:], ids=str)
-def test_every_option_matters(options: dict[str, Any]) -> None:
-    """A test of the test above."""
-    with pytest.raises(AssertionError):
-        assert_same(chunked(**inputs())[:1], recurrent(**inputs(), **options)[:1])
-
-
-def test_two_tokens_by_hand() -> None:
-    """S = 2 * 3 e = 6; then 6 * 0.5 = 3 is known, and half of 9 - 3 is added to it."""
-    one = torch.ones(1, 2, 1, 1)
-    output, state = recurrent(
-        q=one,
-        k=one,
-        v=torch.tensor([12.0, 9.0]).view(1, 2, 1, 1),
-        g=torch.tensor([0.0, 0.5]).log().nan_to_num(neginf=0.0).view(1, 2, 1),
-        beta=torch.full((1, 2, 1), 0.5),
-        output_final_state=True,
-    )
-    assert output.flatten().tolist() == pytest.approx([6.0, 6.0])
-    assert state.item() == pytest.approx(6.0)
-
-
 @pytest.mark.parametrize("states", [False, True])
 def test_packed_sequences(states: bool) -> None:
     given, ends = inputs(1, 103), [0, 7, 7, 64, 100]  # a batch may be filled up behind the last
@@ -236,18 +214,6 @@ def test_the_convolution_of_packed_sequences(states: bool) -> None:
         if states:
             torch.testing.assert_close(final[index], whole[:, -4:])
     assert states == (final is not None)
-
-
-@pytest.mark.parametrize("shape", [(3, 6), (1, 3, 6), (3, 1, 6)])
-def test_the_convolutions_update(shape: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    x, weight, cache = torch.randn(shape), torch.randn(6, 4), torch.randn(3, 6, 4)
-    whole = torch.cat((cache, x.reshape(3, 6, 1)), -1)[..., 1:]
-    output, same = load("fla.modules.convolution:causal_conv1d_update")(x, cache, None, weight)
-    assert same is cache
-    assert output.shape == shape
-    torch.testing.assert_close(cache, whole)
-    torch.testing.assert_close(output.reshape(3, 6), (whole * weight).sum(-1))
 
 
 @pytest.mark.parametrize(

@@ -87,47 +87,6 @@ def test_packed_tensors_are_taken_apart(flash_attn: Any) -> None:
     torch.testing.assert_close(flat, expected.flatten(0, 1))
 
 
-def test_gradients_from_a_wider_log_sum_exp() -> None:
-    """As ring attention: each half of the keys, with the output and log-sum-exp of both."""
-    q, k, v = (one[0].requires_grad_() for one in tensors(1, 6, 8))
-    grad = torch.randn_like(q)
-    plain(q[None], k[None], v[None], False)[0][0].backward(grad)
-    ends_q = torch.tensor([0, 6], dtype=torch.int32)
-    with torch.no_grad():
-        whole, lse = plain(q[None], k[None], v[None], False)
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for half in (slice(0, 4), slice(4, 8)):
-        ends_k = torch.tensor([0, 4], dtype=torch.int32)
-        keys, values = k.detach()[half], v.detach()[half]
-        scale = q.shape[-1] ** -0.5
-        part = torch.zeros_like(q)
-        rest = (0.0, scale, False, -1, -1, 0.0, None)
-        _, local_lse, _, _ = _flash_attn_varlen_forward(
-            q.detach(), keys, values, ends_q, ends_k, 6, 4, 0.0, scale, False
-        )
-        assert not torch.allclose(local_lse, lse[0])
-        _flash_attn_varlen_backward(
-            grad,
-            q.detach(),
-            keys,
-            values,
-            whole[0],
-            lse[0],
-            part,
-            dk[half],
-            dv[half],
-            ends_q,
-            ends_k,
-            6,
-            4,
-            *rest,
-            deterministic=False,
-        )
-        dq += part
-    for found, leaf in ((dq, q), (dk, k), (dv, v)):
-        torch.testing.assert_close(found, leaf.grad, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.parametrize("paged", [False, True])
 def test_cached_keys_with_rotation(flash_attn: Any, paged: bool) -> None:
     torch.manual_seed(2)
@@ -380,20 +339,6 @@ def test_sequences_without_tokens_are_not_attended_to(
     assert not several[2:].any()
     assert torch.isinf(lse[3:]).all()
     assert [len(one) for one in bounds_seen] == [4, 4]
-
-
-def test_no_sequence_has_a_token(flash_attn: Any) -> None:
-    none, ends = torch.zeros(3, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
-    q, cache = torch.randn(3, 2, 8), torch.randn(3, 5, 2, 8)
-    output, lse, _ = flash_attn.flash_attn_varlen_func(
-        q, q, q, ends, ends, 1, 1, return_attn_probs=True
-    )
-    assert output.shape == q.shape
-    assert lse.shape == (2, 3)
-    assert not output.any()
-    cached = flash_attn.flash_attn_with_kvcache(q[:, None], cache, cache, cache_seqlens=none)
-    assert cached.shape == (3, 1, 2, 8)
-    assert not cached.any()
 
 
 @pytest.mark.parametrize("causal", [False, True])

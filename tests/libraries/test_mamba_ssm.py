@@ -29,22 +29,6 @@ conv_update = late("causal_conv1d:causal_conv1d_update")
 # --- convolution ------------------------------------------------------------------------------
 
 
-def test_what_comes_channel_last_goes_so() -> None:
-    """With gaps between the positions, too, as a slice of a projection has them."""
-    rows = torch.randn(2, 9, 10)[:, :, 2:8].transpose(1, 2).requires_grad_()
-    plain = rows.detach().contiguous().requires_grad_()
-    weight, dy = torch.randn(6, 4), torch.randn(2, 6, 9)
-    outputs = [convolution(x, weight, activation="silu") for x in (rows, plain)]
-    gradients = [
-        torch.autograd.grad(output, x, dy)[0]
-        for output, x in zip(outputs, (rows, plain), strict=True)
-    ]
-    for first, second in (outputs, gradients):
-        assert torch.equal(first, second)
-        assert first.stride() == (54, 1, 6)
-        assert second.stride() == (54, 9, 1)
-
-
 @pytest.mark.parametrize("activation", [None, "silu", "swish"])
 def test_the_convolution_is_torchs(activation: str | None) -> None:
     torch.manual_seed(0)
@@ -167,25 +151,6 @@ def test_the_scan_is_its_own_steps() -> None:
     torch.testing.assert_close(final, state, rtol=1e-4, atol=1e-4)
     wrong = scan(**given, chunk_size=16, initial_states=initial * 1.01, dt_softplus=True)
     assert not torch.allclose(wrong, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_one_step_by_hand() -> None:
-    """S = 2 exp(-0.5) + 0.5 * 3 * 7, y = S * 0.1 + 4 * 3; the second row is padding."""
-    state = torch.tensor([[[9.0]], [[2.0]]])
-    column = torch.tensor([[3.0], [1.0]])
-    output = update(
-        state,
-        column,
-        torch.full((2, 1), 0.5),
-        torch.tensor([[-1.0]]),
-        torch.full((2, 1), 7.0),
-        torch.full((2, 1), 0.1),
-        D=torch.tensor([4.0]),
-        state_batch_indices=torch.tensor([1, -1], dtype=torch.int32),
-    )
-    new = 2.0 * torch.tensor(-0.5).exp().item() + 10.5
-    assert state.flatten().tolist() == pytest.approx([9.0, new])
-    assert output.flatten().tolist() == pytest.approx([new * 0.1 + 12.0, 0.0])
 
 
 def test_limits_of_the_step() -> None:
@@ -439,26 +404,6 @@ def test_the_extension_under_the_scan_gives_its_gradients(gated: bool) -> None:
     given = [*gradients[:6], *gradients[7:]] if gated else [*gradients, last][:6]
     torch.testing.assert_close(given, wanted)
     assert not gated or torch.equal(last, found[2])
-
-
-@pytest.mark.parametrize("newer", [False, True])
-def test_the_extension_under_the_convolution(newer: bool) -> None:
-    import causal_conv1d_cuda  # type: ignore[import-not-found]
-
-    torch.manual_seed(0)
-    leaves = [torch.randn(2, 4, 6), torch.randn(4, 3), torch.randn(4)]
-    leaves = [one.requires_grad_() for one in leaves]
-    expected = convolution(*leaves, activation="silu")
-    into = [torch.empty(2, 4, 6)] if newer else []
-    found = causal_conv1d_cuda.causal_conv1d_fwd(*leaves, None, None, *into, None, True)
-    torch.testing.assert_close(found, expected)
-    assert not newer or torch.equal(into[0], found)
-    grad, places = torch.randn_like(expected), [torch.zeros_like(one) for one in leaves]
-    rest = (*places, None, True) if newer else (places[0], False, True)
-    gradients = causal_conv1d_cuda.causal_conv1d_bwd(*leaves, grad, None, None, None, *rest)
-    torch.testing.assert_close(gradients[:3], torch.autograd.grad(expected, leaves, grad))
-    assert gradients[3] is None
-    assert torch.equal(places[0], gradients[0])
 
 
 def test_what_the_real_mamba_ssm_calls_of_the_convolution() -> None:

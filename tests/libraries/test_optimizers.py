@@ -128,17 +128,6 @@ def test_main_weights_survive_a_checkpoint(
             assert torch.equal(kept.bfloat16(), param.detach())
 
 
-def test_empty_groups_and_missing_gradients_take_no_step(optimizers: Any) -> None:
-    params = parameters()
-    before = params[1].detach().clone()
-    optimizer = optimizers.FusedAdam(params, **NUMBERS)
-    optimizer.add_param_group({"params": []})
-    params[0].grad = torch.ones_like(params[0])
-    optimizer.step()
-    assert torch.equal(params[1], before)
-    assert optimizer.param_groups[0]["step"] == 1
-
-
 @pytest.mark.parametrize(
     "options",
     [

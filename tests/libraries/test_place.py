@@ -16,7 +16,6 @@ import pytest
 from plugin_site import Python, Site
 
 from accel_bridge.backends._cuda_only import CUDA_ONLY
-from accel_bridge.errors import EnvironmentVariableError
 from accel_bridge.libraries import LIBRARIES, Library, Origin, Resolution, ShimFinder, decide
 from accel_bridge.libraries._finder import AbsentNameError
 from accel_bridge.process.environment import LibraryChoice, Settings
@@ -88,18 +87,6 @@ def test_the_next_activation_goes_on_with_the_same_classes(shim: ShimFinder) -> 
         assert load("toylib.layers:Linear") is first
     finally:
         again.remove()
-
-
-def test_pickles_name_the_librarys_own_modules(shim: ShimFinder) -> None:
-    cls = load("toylib.layers:Linear")
-    text = pickle.dumps(cls)
-    assert b"toylib.layers" in text
-    assert b"accel_bridge" not in text
-    shim.remove()
-    with pytest.raises(ModuleNotFoundError):
-        pickle.loads(text)
-    shim.install()
-    assert pickle.loads(text) is cls
 
 
 def test_a_table_makes_the_librarys_modules(shim: ShimFinder) -> None:
@@ -317,12 +304,6 @@ def test_a_part_of_another_distribution_stays_real(
             del sys.modules[name]
 
 
-def test_what_an_uninstalled_library_left_is_no_library(site: Site) -> None:
-    (site.directory / "compiledlib" / "wheel_lib").mkdir(parents=True)
-    assert resolution("all").origin is Origin.SHIM
-    assert resolution("all").why == "it is not installed"
-
-
 def test_what_was_imported_before_stays(site: Site) -> None:
     install(site, REAL)
     importlib.import_module("compiledlib")
@@ -336,11 +317,6 @@ def test_what_was_imported_before_stays(site: Site) -> None:
 def test_what_sys_modules_forbids_stays_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "compiledlib", None)
     assert resolution("compiledlib").origin is Origin.ABSENT
-
-
-def test_asked_for_and_excluded_is_an_error() -> None:
-    with pytest.raises(EnvironmentVariableError, match="both asked for and excluded"):
-        Settings.from_environ({"ACCEL_BRIDGE_LIBRARIES": "apex,-apex"})
 
 
 CHILDREN = """

@@ -292,7 +292,3 @@ def autocast_minds(name: str, function: Callable[..., Any]) -> bool:
 def test_autocast_changes_what_it_does_in_the_real_one(name: str) -> None:
     minds = autocast_minds(name, resolve_name(name))
     assert minds is name.startswith(CAST), "what the real one does is in CAST"
-
-
-def test_a_gemm_under_autocast_is_found() -> None:
-    assert autocast_minds("fla.modules.l2norm:l2norm", lambda x: x @ x.T)

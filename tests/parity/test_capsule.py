@@ -162,13 +162,6 @@ def test_other_arguments_are_named() -> None:
     assert found.why == "it is called with other arguments: 1.01 | 1.02"
 
 
-def test_a_stage_of_its_own_is_compared() -> None:
-    """With two pipeline stages the module runs on the second rank."""
-    one, other = capsule(Layer()), capsule(Layer(1.01))
-    found = diverge(one, replace(other, ranks=((), *other.ranks), layout={"PP": 2}))
-    assert (found.b.name, found.why, found.rank) == ("aten.mul.Tensor", "only B runs it", 1)
-
-
 def test_each_capsules_operator_has_the_rank_that_ran_it() -> None:
     one, other = capsule(Layer(1.01)), capsule(Layer(1.02))
     staged = replace(other, ranks=((), *other.ranks), layout={"PP": 2})

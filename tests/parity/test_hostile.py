@@ -24,8 +24,7 @@ from accel_bridge.apps.comparison import compare
 from accel_bridge.apps.comparison.report import as_html, as_json
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.outputs import OutputError
-from accel_bridge.recording import MAGIC, Recording, RecordingError, read, write
-from accel_bridge.recording._file import HEAD
+from accel_bridge.recording import Recording, RecordingError, read, write
 from parity.hostile import changed, document, packed, places
 from parity.made import recording
 
@@ -89,31 +88,6 @@ def test_one_value_is_changed(file: Path, made: Any, seed: int) -> None:
         use(found)
         shown = ""
     assert "\x1b" not in shown
-
-
-@examples(200)
-@given(st.binary(min_size=1, max_size=4), st.floats(0, 1, exclude_max=True))
-def test_bytes_of_the_document_are_changed(
-    file: Path, made: Any, inserted: bytes, place: float
-) -> None:
-    text = bytearray(json.dumps(made).encode())
-    start = int(place * len(text))
-    text[start : start + len(inserted)] = inserted
-    file.write_bytes(packed(bytes(text)))
-    with contextlib.suppress(RecordingError):
-        use(read(file))
-
-
-@examples(50)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
-        max_leaves=10,
-    )
-)
-def test_the_head_is_any_json(file: Path, head: Any) -> None:
-    refusal(file, MAGIC + json.dumps(head).encode() + b"\npayload")
 
 
 def _set(*path: Any, to: Any) -> Callable[[Any], None]:
@@ -194,11 +168,6 @@ def test_a_small_file_of_a_large_document(tmp_path: Path) -> None:
     found = [line.split() for line in done.stdout.splitlines()]
     assert [refused for refused, _ in found] == ["True"] * len(BOMBS)
     assert max(int(kilobytes) for _, kilobytes in found) < 400 << 10
-
-
-def test_a_head_without_end(tmp_path: Path) -> None:
-    error = refusal(tmp_path / "run.rec", MAGIC + b"[" * (HEAD + 1) + b"\n")
-    assert "head" in error
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "/dev/null", ".", "pipe", "absent"])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from accel_bridge.apps.comparison import compare
 from accel_bridge.apps.testing import MOE, Agree, Record
-from accel_bridge.recording import read
 
-TESTS = Path(__file__).parents[1]
 #: Mamba, a gated delta net, attention and experts.
 RUN = (
     *"--train-iters 2 --lr-decay-iters 2 --make-vocab-size-divisible-by 256".split(),
@@ -40,14 +35,3 @@ def test_heads_of_two_ranks_share_the_norm_of_a_delta_layer(record: Record, agre
     split = "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 128".split()
     one = record(*run, model="hybrid")
     agree(one, record(*run, *split, processes=2, model="hybrid"))
-
-
-def test_an_injected_fault_is_caught_at_its_layer(record: Record) -> None:
-    wrong = record(
-        *RUN,
-        model="hybrid",
-        plugins="parity.injected",
-        environ={"INJECTED_ERROR": "wrong-scale", "PYTHONPATH": str(TESTS)},
-    )
-    first = compare(read(record(*RUN, model="hybrid")), read(wrong)).first
-    assert first.name == "decoder.layers.2.self_attention.core_attention"

@@ -47,15 +47,6 @@ def test_a_number_that_is_none_is_refused(
     assert caught.value.evidence == (f"{flag}=1e400",)
 
 
-def test_what_a_run_can_follow_passes() -> None:
-    args = Namespace(
-        clip_grad=float("inf"), seed=2**63 - 1, lr=None, name="nan", bf16=True, fp8=None,
-        fp8_recipe="mxfp8", num_layers=80, hidden_size=8192, num_experts=None,
-        world_size=64,
-    )  # fmt: skip
-    check_values(args, host())
-
-
 def test_fp8_needs_the_backends_kernels_below_the_extension_alone() -> None:
     args = Namespace(fp8="hybrid")
     check_values(args, host())

@@ -84,13 +84,6 @@ def test_an_iteration_that_is_not_there(directory: Path) -> None:
         check_iteration(directory, 4)
 
 
-def test_sums_of_a_sound_checkpoint(directory: Path) -> None:
-    place = directory / "iter_0000006"
-    compare(place)  # from before there were sums
-    write(place)
-    compare(place)
-
-
 @pytest.mark.parametrize("bit", [0, 5, 4000, 102_399])
 def test_one_flipped_bit(directory: Path, bit: int) -> None:
     place = directory / "iter_0000006"

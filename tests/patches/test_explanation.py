@@ -107,19 +107,6 @@ def test_every_argument_of_megatron_is_named_as_its_parser_takes_it(
         assert rule.flag in known or rule.name not in names
 
 
-def test_a_switch_that_is_only_passed_on_is_not_advised(
-    tmp_path: Path, parser: argparse.ArgumentParser
-) -> None:
-    parser.add_argument("--use-it", action="store_true")
-    parser.add_argument("--no-pin-it", action="store_false", dest="pin_it")
-    args = SimpleNamespace(micro_batch_size=2, use_it=True, pin_it=True, save=None)
-    error = raised(tmp_path, "train", "int('x', base=args.use_it + 9 * args.pin_it)", args)
-    advise(error, None)
-    explained = explanation(error)
-    assert explained is not None
-    assert explained.next.startswith("remove --use-it;")
-
-
 def test_a_block_is_not_the_error_of_its_with(tmp_path: Path) -> None:
     """Transformer Engine refuses a precision where its context begins."""
     body = "with args.context:\n        # of seq_length\n        print(args.hidden_size)"
@@ -131,18 +118,6 @@ def test_a_block_is_not_the_error_of_its_with(tmp_path: Path) -> None:
     assert told is not None
     assert told.evidence[0].endswith("some.py:2: with args.context:")
     assert told.next.startswith("fix what it says")
-
-
-def test_a_switch_is_given_and_not_changed(tmp_path: Path, parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-rope-fusion", action="store_false", dest="apply_rope_fusion")
-    parser.add_argument("--multi-latent-attention", action="store_true")
-    args = parser.parse_args(["--multi-latent-attention"])
-    args.world_size = 2  # computed, and no flag
-    body = "assert not args.apply_rope_fusion or not args.multi_latent_attention, 'for world_size'"
-    error = raised(tmp_path, "validate_args", body, args)
-    told = told_of(error, args)
-    assert told.evidence[1] == "without --no-rope-fusion --multi-latent-attention"
-    assert told.next.startswith("give --no-rope-fusion, remove --multi-latent-attention until")
 
 
 @pytest.mark.parametrize(
@@ -223,16 +198,6 @@ def test_stages_and_known_errors(tmp_path: Path, name: str, body: str, what: str
     assert told.evidence
     assert "NoneType" not in told.evidence[0]  # what Megatron makes of an absent --save
     assert told.next
-
-
-def test_errors_of_the_users_own_code_stay_raw() -> None:
-    def users() -> Any:
-        raise ValueError("mine")
-
-    with pytest.raises(ValueError, match="mine") as caught:
-        users()
-    advise(caught.value, ARGS)
-    assert explanation(caught.value) is None
 
 
 def test_an_error_that_came_through_no_patched_function(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,32 +65,6 @@ def test_band(
     assert f"--pre-tockens {pre} --next-tockens {after}" in line
     if window is None and seq <= 2050:
         assert "restricts nothing" in line
-
-
-def test_the_band_counts_in_an_encoder_and_a_decoder() -> None:
-    """T5 has two lengths, and Megatron makes --seq-length of one only later."""
-    args = parse("--pre=32", "--next=0", seq_length=0)
-    args.seq_length, args.encoder_seq_length, args.decoder_seq_length = None, 16, 64
-    resolve(args, host())
-    assert args.window_size == (32, 0)
-    args.window_size, args.decoder_seq_length = None, 33
-    assert "at sequence length 33" in resolve(args, host())[0]
-    assert args.window_size is None
-
-
-def test_the_window_is_the_band_of_the_legacy_commands() -> None:
-    """Megatron's window, with the causal mask that goes with it, against the adaptor's mask."""
-    args = parse("--pre=7", "--next=0", seq_length=32)
-    resolve(args, host())
-    ours = AttentionMask(causal=True, window=args.window_size)
-    legacy = AttentionMask(causal=True, window=(7, 0), alignment="top_left")
-    left, right = ours.hidden(32, 32, "cpu"), legacy.hidden(32, 32, "cpu")
-    assert left is not None
-    assert right is not None
-    assert torch.equal(left, right)
-    wrong = replace(legacy, window=(8, 0)).hidden(32, 32, "cpu")
-    assert wrong is not None
-    assert not torch.equal(left, wrong)
 
 
 @pytest.mark.parametrize(("mode", "window"), [(0, (8, 0)), (4, (8, 0)), (2, None), (3, None)])

@@ -7,8 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
 from accel_bridge.patching import Argument, Kind, PatchContext, State, after, around, before
 
 from .conftest import Writer
@@ -20,31 +18,6 @@ def declared(a: Any, b: Any = 2, *, c: Any = 3) -> None: ...
 
 def argument(name: str | tuple[str, ...]) -> Argument:
     return Argument.find(inspect.signature(declared), name)
-
-
-@pytest.mark.parametrize(
-    ("name", "args", "kwargs", "value"),
-    [
-        ("a", (1,), {}, 1),
-        ("a", (), {"a": 1}, 1),
-        ("b", (1,), {}, 2),
-        ("b", (1, 5), {}, 5),
-        ("c", (1,), {"c": 7}, 7),
-        ("c", (1, 5), {}, 3),
-        (("renamed", "b"), (1, 5), {}, 5),
-    ],
-)
-def test_get_and_put(name: Any, args: tuple[Any, ...], kwargs: dict[str, Any], value: int) -> None:
-    found = argument(name)
-    assert found.get(args, kwargs) == value
-    args, changed = found.put(args, kwargs, "new")
-    assert found.get(args, changed) == "new"
-    declared(*args, **changed)
-
-
-def test_a_missing_parameter_has_no_argument() -> None:
-    with pytest.raises(KeyError):
-        argument(("d", "e"))
 
 
 def test_a_wrapper_reads_what_it_lists_and_forwards_the_rest(write: Writer) -> None:
@@ -99,18 +72,6 @@ def test_something_before_and_after_a_call(write: Writer) -> None:
     with engine(early, late):
         assert a.f(1, c=3) == [1, 2, "c"]
     assert seen == [("early", 1, 2), ("late", [1, 2, "c"], 2)]
-
-
-def test_what_fails_before_a_call_stops_it(write: Writer) -> None:
-    name = write(a="def f(a): raise AssertionError('called')")
-    a = importlib.import_module(f"{name}.a")
-
-    def refuse(context: PatchContext, a: int) -> None:
-        raise ValueError(a)
-
-    patch = make_patch(f"{name}.a:f", before(refuse), ("a",))
-    with engine(patch), pytest.raises(ValueError, match="7"):
-        a.f(7)
 
 
 def test_something_in_place_of_a_call(write: Writer) -> None:

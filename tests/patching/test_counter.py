@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import importlib
 import inspect
-import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable
@@ -89,30 +86,6 @@ def test_a_replacement_is_picklable_and_public_ones_keep_their_name(
     assert pickle.loads(pickle.dumps(public)) is public
 
 
-def test_whoever_holds_a_public_replacement_keeps_it_after_the_undo(write: Writer) -> None:
-    name = write(a="def f(x, y=1): return x", user=f"from {__name__} import public", b="")
-    a = importlib.import_module(f"{name}.a")
-    b = importlib.import_module(f"{name}.b")
-    with engine(make_patch(f"{name}.a:f", replace(public), ("x", "y"), kind=Kind.REPLACE)):
-        assert a.f(1) == 105
-        user = importlib.import_module(f"{name}.user")
-        b.copied = a.f
-    assert user.public is public
-    assert b.copied is a.f
-    assert a.f(1) == 1
-
-
-def test_other_callables_can_replace_functions(a: Any) -> None:
-    original = a.f
-    partial = functools.partial(lambda y, x: (y, x), 7)
-    with engine(
-        make_patch(f"{a.__name__}:f", replace(partial), ("x",), kind=Kind.REPLACE)
-    ) as active:
-        assert a.f(x=1) == (7, 1)
-        assert states(active) == {"p": State.REACHED}
-    assert a.f is original
-
-
 def test_a_method_needs_something_that_binds(write: Writer) -> None:
     name = write(a="class C:\n    def m(self): ...")
     importlib.import_module(f"{name}.a")
@@ -122,47 +95,6 @@ def test_a_method_needs_something_that_binds(write: Writer) -> None:
     with engine(patch, warn=lines.append) as active:
         assert states(active) == {"p": State.FAILED}
     assert "does not bind" in lines[0]
-
-
-ASYNC = """
-import contextlib
-
-async def coroutine(x): return x
-def generator(x): yield x
-@contextlib.contextmanager
-def manager(x): yield x
-"""
-
-
-def test_coroutines_generators_and_managers_stay_what_they_are(write: Writer) -> None:
-    name = write(a=ASYNC)
-    a = importlib.import_module(f"{name}.a")
-
-    async def coroutine(x: int) -> int:
-        return x + 1
-
-    def generator(x: int) -> Any:
-        yield x + 1
-
-    new = [coroutine, generator, contextlib.contextmanager(generator)]
-    patches = [
-        make_patch(f"{name}.a:{target}", replace(n), ("x",), id=target, kind=Kind.REPLACE)
-        for target, n in zip(["coroutine", "generator", "manager"], new, strict=True)
-    ]
-    with engine(*patches) as active:
-        for _ in range(2):
-            assert asyncio.run(a.coroutine(1)) == 2
-            assert list(a.generator(1)) == [2]
-            with a.manager(1) as value:
-                assert value == 2
-        assert set(states(active).values()) == {State.REACHED}
-
-
-def test_forked_workers_call_a_patched_function_sent_to_them(a: Any) -> None:
-    with wrap_f(a) as active:
-        with multiprocessing.get_context("fork").Pool(1) as pool:
-            assert pool.map(a.f, [1, 2]) == [("w", 1), ("w", 2)]
-        assert states(active) == {"p": State.APPLIED}  # the parent called nothing
 
 
 def test_a_call_does_not_wait_for_the_lock(a: Any) -> None:
@@ -182,26 +114,6 @@ def test_a_call_does_not_wait_for_the_lock(a: Any) -> None:
         done.set()
         thread.join(30)
         assert states(active) == {"p": State.REACHED}
-
-
-def test_many_threads_make_the_first_call(a: Any) -> None:
-    original = a.f
-    start = threading.Barrier(8)
-    results: list[object] = []
-
-    def work() -> None:
-        start.wait()
-        results.extend(a.f(1) for _ in range(50))
-
-    with wrap_f(a) as active:
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert states(active) == {"p": State.REACHED}
-    assert results == [("w", 1)] * 400
-    assert a.f is original
 
 
 CLASSES = """

@@ -53,21 +53,6 @@ def test_states_from_registered_to_reverted(name: str) -> None:
     active.deactivate()
 
 
-def test_context_manager_undoes_when_its_body_raises(name: str) -> None:
-    a = importlib.import_module(f"{name}.a")
-    original = a.f
-    active = engine(make_patch(f"{name}.a:f", tag("w"), ("x", "y")))
-
-    def body() -> None:
-        with active:
-            assert a.f(1) == ("w", 2)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        body()
-    assert a.f is original
-
-
 def test_make_gets_its_context(name: str) -> None:
     seen: list[PatchContext] = []
     host = object()
@@ -119,18 +104,6 @@ class TestSkips:
         with engine(patch, forced=lambda id: id == "p") as active:
             assert active.statuses[0].state is State.APPLIED
             assert a.f is not original
-
-    def test_reasons_that_do_not_hold_skip_nothing(self, name: str) -> None:
-        importlib.import_module(f"{name}.a")
-        patch = make_patch(
-            f"{name}.a:f",
-            tag("w"),
-            ("x", "y"),
-            skip_when=lambda host: None,
-            kernels=("k",),
-        )
-        with engine(patch, missing_kernel=lambda k: None) as active:
-            assert states(active) == {"p": State.APPLIED}
 
     def test_an_optional_target_may_be_missing(self, name: str) -> None:
         importlib.import_module(f"{name}.a")
@@ -251,21 +224,6 @@ class TestFailures:
 
 
 class TestComposition:
-    def test_an_inner_patch_that_is_passed_over_is_not_reached(self, name: str) -> None:
-        a = importlib.import_module(f"{name}.a")
-        inner = make_patch(f"{name}.a:f", tag("inner"), ("x", "y"), id="inner")
-        outer = make_patch(
-            f"{name}.a:f",
-            lambda context: lambda x, y=1: "alone",
-            ("x", "y"),
-            id="outer",
-            after=("inner",),
-            kind=Kind.REPLACE,
-        )
-        with engine(inner, outer) as active:
-            assert a.f(1) == "alone"
-            assert states(active) == {"inner": State.APPLIED, "outer": State.REACHED}
-
     def test_parameters_are_those_of_the_upstream_function(self, name: str) -> None:
         """The first patch hides them; the second is checked against what upstream wrote."""
         importlib.import_module(f"{name}.a")
@@ -287,15 +245,6 @@ class TestComposition:
                 "third": State.FAILED,
             }
 
-    def test_a_skipped_predecessor_does_not_stop_the_next(self, name: str) -> None:
-        a = importlib.import_module(f"{name}.a")
-        inner = make_patch(
-            f"{name}.a:f", tag("inner"), ("x", "y"), id="inner", skip_when=lambda host: "no"
-        )
-        outer = make_patch(f"{name}.a:f", tag("outer"), ("x", "y"), id="outer", after=("inner",))
-        with engine(inner, outer):
-            assert a.f(1) == ("outer", 2)
-
     def test_one_object_under_two_names_is_a_conflict(self, write: Writer) -> None:
         """Targets differ, the object does not; which one is first is not declared."""
         name = write(a="def f(x): return x", b="from .a import f as g")
@@ -308,13 +257,3 @@ class TestComposition:
             assert b.g(1) == ("one", 1)
         assert "'one'" in lines[0]
         assert "'two'" in lines[0]
-
-    def test_two_engines_nest(self, name: str) -> None:
-        a = importlib.import_module(f"{name}.a")
-        before = snapshot(name)
-        patch = make_patch(f"{name}.a:f", tag("w"), ("x", "y"))
-        with engine(patch):
-            with engine(patch):
-                assert a.f(1) == ("w", ("w", 2))
-            assert a.f(1) == ("w", 2)
-        assert_same(before, snapshot(name))

@@ -12,7 +12,7 @@ import pytest
 from accel_bridge.patching import Kind, PatchContext, State
 
 from .conftest import Writer
-from .support import assert_same, engine, make_patch, snapshot, states, tag, wrap_f
+from .support import assert_same, engine, make_patch, snapshot, states, tag
 
 
 def foreign(function: Any) -> Any:
@@ -46,32 +46,6 @@ class TestSomebodyElseOnTop:
         (status,) = active.statuses
         assert status.state is State.REVERTED
         assert "which stays" in status.reason
-
-    def test_activating_again_patches_once_and_on_top(self, a: Any) -> None:
-        before = snapshot(a.__package__)
-        original = a.f
-        active = wrap_f(a, warn=lambda line: None)
-        active.activate()
-        theirs = a.f = foreign(a.f)
-        active.deactivate()
-        active.activate()
-        assert a.f(1) == ("w", ("foreign", 1))
-        active.deactivate()
-        assert a.f is theirs
-        a.f = original  # the other tool takes itself away
-        active.activate()
-        assert a.f(1) == ("w", 1)
-        assert states(active) == {"p": State.REACHED}
-        active.deactivate()
-        assert states(active) == {"p": State.REVERTED}
-        assert_same(before, snapshot(a.__package__))
-
-    def test_a_deleted_attribute_is_somebody_elses_too(self, a: Any) -> None:
-        lines: list[str] = []
-        with wrap_f(a, warn=lines.append):
-            del a.f
-        assert not hasattr(a, "f")
-        assert len(lines) == 1
 
 
 def test_a_patch_that_breaks_off_leaves_nothing(
@@ -151,23 +125,6 @@ def test_constructors(write: Writer) -> None:
     assert "patch __init__" in lines[0]
     assert (a.C(1).a, a.D(1).a) == (1, 1)
     assert_same(before, snapshot(name))
-
-
-def test_the_module_of_make_keeps_its_own_view(write: Writer) -> None:
-    """A wrapper that calls a global of its module must not call itself."""
-    name = write(
-        a="def f(x): return x",
-        patch="""
-            from .a import f
-            def make(context):
-                return lambda x: ("w", f(x))
-        """,
-    )
-    patch = importlib.import_module(f"{name}.patch")
-    a = importlib.import_module(f"{name}.a")
-    with engine(make_patch(f"{name}.a:f", patch.make, ("x",), kind=Kind.REPLACE)):
-        assert a.f(1) == ("w", 1)
-        assert a.f(1) == ("w", 1)
 
 
 def test_an_attribute_function_is_rebound_where_it_was_copied(write: Writer) -> None:

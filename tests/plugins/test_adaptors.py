@@ -90,16 +90,6 @@ def test_who_asks_gets_the_answer_that_there_was(
     assert "zebra" not in sys.modules
 
 
-def test_a_real_one_answers_who_asks(
-    finder: AdaptorFinder, tmp_path: Path, run: Run, said: list[str]
-) -> None:
-    (tmp_path / "zebra").mkdir()
-    (tmp_path / "zebra/__init__.py").write_text("real = True")
-    herd = run(GUARDED["try"])
-    assert vars(herd)["zebra"].real
-    assert said == []
-
-
 def test_what_only_the_real_one_has_is_named(finder: AdaptorFinder, run: Run) -> None:
     with pytest.raises(AbsentAdaptorError, match=r"no zebra\.mane here\n  evidence: .*\n  next:"):
         run("import zebra\nimport zebra.mane")

@@ -30,10 +30,6 @@ USE = "import torch\nprint(torch.ones(1, device='cuda').device)\n"
 #: Arguments of Python, and environment variables; SCRIPT is the script's path, MODULE its name.
 WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
     "run": (["-m", "accel_bridge", "run", "SCRIPT"], {}),
-    "run --": (["-m", "accel_bridge", "run", "--", sys.executable, "SCRIPT"], {}),
-    "run -- python -m": (["-m", "accel_bridge", "run", "--", sys.executable, "-m", "MODULE"], {}),
-    "run -m": (["-m", "accel_bridge", "run", "-m", "MODULE"], {}),
-    "AUTO": (["SCRIPT"], {"ACCEL_BRIDGE_AUTO": "1"}),
     "AUTO -m": (["-m", "MODULE"], {"ACCEL_BRIDGE_AUTO": "1"}),
     "auto": (["-c", "import accel_bridge.auto, runpy; runpy.run_path('SCRIPT')"], {}),
     "a child": (
@@ -41,13 +37,6 @@ WAYS: dict[str, tuple[list[str], dict[str, str]]] = {
         {},
     ),
     "spawn": (["SPAWN"], {"ACCEL_BRIDGE_AUTO": "1"}),
-    "torchrun": (
-        [
-            *("-m", "accel_bridge", "run", "--", sys.executable, "-m", "torch.distributed.run"),
-            *("--nproc-per-node", "1", "SCRIPT"),
-        ],
-        {},
-    ),
 }
 SPAWN = """
 import multiprocessing, runpy
@@ -58,8 +47,8 @@ if __name__ == "__main__":
 """
 
 
-#: Every way with one of the names in turn; each name twice.
-CASES = [(list(LINES)[place % len(LINES)], way) for place, way in enumerate(WAYS)]
+#: Every way with one of the names.
+CASES = list(zip(LINES, WAYS, strict=True))
 
 
 @pytest.mark.slow
@@ -80,16 +69,13 @@ def test_it_is_the_first_import(name: str, way: str, python: Python, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformers", "diffusers"])
-def test_a_list_of_installed_packages_has_the_shims(
-    name: str, python: Python, tmp_path: Path
-) -> None:
-    """These keep the list from their own import on, and look a module up that they can find."""
-    (tmp_path / f"{name}.py").write_text(
+def test_a_list_of_installed_packages_has_the_shims(python: Python, tmp_path: Path) -> None:
+    """transformers keeps it from its own import on, and looks a module up that it can find."""
+    (tmp_path / "transformers.py").write_text(
         "import importlib.metadata\nkept = importlib.metadata.packages_distributions()\n"
     )
     script = tmp_path / "first_imports_script.py"
-    script.write_text(f"import {name}, torch\nprint({name}.kept['flash_attn'])\n")
+    script.write_text("import transformers, torch\nprint(transformers.kept['flash_attn'])\n")
     path = {"PYTHONPATH": str(tmp_path), "ACCEL_BRIDGE_BACKEND": "cpu"}
     done = python("-m", "accel_bridge", "run", "--", sys.executable, str(script), **path)
     assert done.stdout.splitlines()[-1:] == ["['flash-attn']"], done.stderr

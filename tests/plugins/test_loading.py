@@ -16,10 +16,6 @@ from accel_bridge.process.environment import PluginChoice
 #: The start of a plugin with one hook; the name of the hook follows.
 HOOK = "from accel_bridge.plugin import hookimpl\n@hookimpl\ndef "
 BUILT_IN = {"cpu", "cuda", "ascend"}
-A_PATCH = (
-    'Patch(id="a-patch", target="a:b", kind=Kind.WRAP, make=print, why="", upstream="", '
-    'removed_when="", loses="")'
-)
 
 
 def names(plugins: Plugins) -> set[str]:
@@ -42,29 +38,6 @@ def test_the_built_in_backends_are_plugins() -> None:
         "mindspeed",
         "pretrain",
     }
-
-
-def test_a_third_party_plugin_is_found_by_its_entry_point(site: Site) -> None:
-    site.install("toy-pkg", {"toy_mod": backend_source("toy")}, {"toy": "toy_mod"})
-    plugins = load_plugins()
-    assert names(plugins) >= {*BUILT_IN, "toy"}
-    (toy,) = [plugin for plugin in plugins.loaded if plugin.name == "toy"]
-    assert (toy.distribution, toy.builtin) == ("toy-pkg 1.0", False)
-
-
-def test_an_object_can_be_a_plugin(site: Site) -> None:
-    source = backend_source("toy").replace("def accel_bridge_backends():", "def _hidden():")
-    source += """
-class Plugin:
-    @hookimpl
-    def accel_bridge_backends(self):
-        return [ToyBackend()]
-
-plugin = Plugin()
-"""
-    source = source.replace("@hookimpl\ndef _hidden", "def _hidden")
-    site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod:plugin"})
-    assert "toy" in names(load_plugins())
 
 
 @pytest.mark.parametrize(
@@ -152,14 +125,6 @@ def test_of_two_plugins_with_one_name_the_first_stays_and_both_are_named(site: S
     assert failure(plugins, "cuda").stage == "duplicate"
 
 
-def test_two_backends_with_one_name_from_two_plugins(site: Site) -> None:
-    site.install("fake", {"fake_cuda": backend_source("cuda")}, {"mine": "fake_cuda"})
-    plugins = load_plugins()
-    (cuda,) = [found for found in plugins.backends() if found.item.name == "cuda"]
-    assert cuda.plugin == "cuda"
-    assert "plugin 'mine' (fake 1.0) is not used" in failure(plugins, "cuda").error
-
-
 @pytest.mark.parametrize("word", ["toy", "toy_mod", "toy-pkg", "toy-pkg 1.0"])
 def test_a_plugin_can_be_left_out_by_name_module_or_distribution(site: Site, word: str) -> None:
     site.install("toy-pkg", {"toy_mod": "1 / 0"}, {"toy": "toy_mod"})
@@ -183,26 +148,6 @@ def test_without_the_installed_package_the_error_says_how_to_install(
     assert "pip install -e ." in caught.value.next
 
 
-def test_a_hook_that_raises_for_one_plugin_leaves_the_others(site: Site) -> None:
-    source = """
-from accel_bridge.plugin import hookimpl
-
-@hookimpl
-def accel_bridge_patches(backend):
-    {}
-"""
-    good = f"from accel_bridge.patching import Kind, Patch\n{source.format(f'return [{A_PATCH}]')}"
-    site.install("a", {"good_mod": good}, {"good": "good_mod"})
-    site.install("b", {"bad_mod": source.format("1 / 0")}, {"bad": "bad_mod"})
-    plugins = load_plugins(PluginChoice(excluded=("megatron", "mindspeed")))
-    backend = plugins.backends()[0].item
-    collected: Any = plugins.patches(backend)
-    assert [(found.plugin, found.item.id) for found in collected.items] == [("good", "a-patch")]
-    (failed,) = collected.failed
-    assert (failed.name, failed.stage) == ("bad", "accel_bridge_patches")
-    assert "ZeroDivisionError" in failed.traceback
-
-
 DECLARES = """
 from accel_bridge.plugin import Command, Variable, hookimpl
 
@@ -214,29 +159,6 @@ def accel_bridge_variables():
 def accel_bridge_commands():
     return [Command("{command}", "does nothing", "toy:main")]
 """
-
-
-@pytest.mark.parametrize(
-    ("variable", "command", "stage", "owner"),
-    [
-        ("ACCEL_BRIDGE_STRICT", "toy", "accel_bridge_variables", "by accel_bridge;"),
-        ("ACCEL_BRIDGE_MINDSPEED", "toy", "accel_bridge_variables", "by plugin 'mindspeed'"),
-        ("ACCEL_BRIDGE_TOY", "env", "accel_bridge_commands", "by plugin 'apps'"),
-        ("ACCEL_BRIDGE_TOY", "emulate-ascend", "accel_bridge_commands", "by plugin 'ascend'"),
-    ],
-)
-def test_a_name_that_is_taken_is_reported_and_stays(
-    site: Site, variable: str, command: str, stage: str, owner: str
-) -> None:
-    source = DECLARES.format(variable=variable, command=command)
-    site.install("toy-pkg", {"toy_mod": source}, {"toy": "toy_mod"})
-    plugins = load_plugins()
-    failed = failure(plugins, "toy")
-    assert failed.stage == stage
-    assert owner in failed.error
-    assert "that of plugin 'toy' (toy-pkg 1.0) is not used" in failed.error
-    (kept,) = [found for found in plugins.commands().items if found.item.name == command]
-    assert (kept.plugin == "toy") == (command == "toy")
 
 
 @pytest.mark.parametrize(

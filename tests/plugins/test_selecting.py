@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pluggy
 import pytest
 from plugin_site import Site, backend_source
@@ -87,16 +85,6 @@ def test_the_fallback_says_why_for_each_accelerator_and_failed_plugin() -> None:
         assert reason in selection.why
 
 
-@pytest.mark.parametrize("how", ["argument", "variable"])
-def test_what_is_asked_for_is_used_alone(how: str) -> None:
-    gpu, npu = Fake("gpu", 20, YES), Fake("npu", 10, YES)
-    settings = Settings(backend="npu") if how == "variable" else Settings(backend="gpu")
-    selection = select(plugins(gpu, npu, CPU), settings, "NPU" if how == "argument" else None)
-    assert (selection.chosen, selection.how) == (npu, "override")
-    assert gpu.probed == 0
-    assert "asked for by" in selection.why
-
-
 def test_asked_for_but_absent_never_falls_back() -> None:
     with pytest.raises(SelectionError) as caught:
         select(plugins(Fake("gpu", 20, NO), CPU), Settings(backend="gpu"))
@@ -121,12 +109,6 @@ def test_the_name_of_a_failed_plugin_shows_its_error(
     assert "ACCEL_BRIDGE_PLUGINS=-broken" in caught.value.next
 
 
-def test_a_failed_plugin_that_was_asked_for_is_fatal() -> None:
-    failed = replace(BROKEN, requested=True)
-    with pytest.raises(PluginError, match="ACCEL_BRIDGE_PLUGINS asks for it"):
-        select(plugins(CPU, failed=(failed,)), Settings())
-
-
 def test_nothing_at_all_is_an_error_with_every_reason() -> None:
     with pytest.raises(SelectionError) as caught:
         select(plugins(Fake("gpu", 20, NO), failed=(BROKEN,)), Settings())
@@ -147,12 +129,3 @@ def test_a_name_that_two_plugins_claim_is_an_error_until_one_is_left_out(site: S
     assert "ACCEL_BRIDGE_PLUGINS=-b-pkg" in caught.value.next
     fixed = load_plugins(PluginChoice(excluded=("b-pkg",)))
     assert select(fixed, Settings(backend="same")).chosen.name == "same"
-
-
-def test_a_backend_whose_plugin_fails_at_something_else_is_used() -> None:
-    commands = replace(BROKEN, name="gpu", stage="accel_bridge_commands")
-    gpu = Fake("gpu", 20, YES)
-    assert select(plugins(gpu, failed=(commands,)), Settings(backend="gpu")).chosen is gpu
-    two = replace(commands, stage="duplicate")
-    with pytest.raises(PluginError, match="plugin 'gpu' failed"):
-        select(plugins(gpu, failed=(two,)), Settings(backend="gpu"))

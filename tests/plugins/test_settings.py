@@ -8,35 +8,11 @@ from hypothesis import strategies as st
 
 from accel_bridge.errors import EnvironmentVariableError
 from accel_bridge.process.environment import (
-    LibraryChoice,
-    PatchChoice,
-    PluginChoice,
     Settings,
     Variable,
     one_of,
     unknown_variables,
 )
-
-
-def test_every_value_is_read() -> None:
-    settings = Settings.from_environ(
-        {
-            "ACCEL_BRIDGE_BACKEND": "CUDA",
-            "ACCEL_BRIDGE_PLUGINS": "mine, my.module ,-theirs",
-            "ACCEL_BRIDGE_PATCHES": "all,-gpt.norm",
-            "ACCEL_BRIDGE_LIBRARIES": "apex, flash_attn",
-            "ACCEL_BRIDGE_STRICT": "Yes",
-            "ACCEL_BRIDGE_LOG": "debug",
-        }
-    )
-    assert settings == Settings(
-        backend="cuda",
-        plugins=PluginChoice(("mine", "my.module"), ("theirs",)),
-        patches=PatchChoice(None, frozenset({"gpt.norm"})),
-        libraries=LibraryChoice(frozenset({"apex", "flash_attn"})),
-        strict=True,
-        log="debug",
-    )
 
 
 @pytest.mark.parametrize(
@@ -58,41 +34,6 @@ def test_a_wrong_value_is_an_error_in_three_parts(name: str, value: str, hint: s
     assert hint in caught.value.what
     assert caught.value.evidence
     assert f"unset {name}" in caught.value.next
-
-
-def test_an_unknown_variable_is_warned_about_with_its_neighbour() -> None:
-    lines = unknown_variables(
-        (), {"ACCEL_BRIDGE_BAKCEND": "cpu", "ACCEL_BRIDGE_LOG": "", "HOME": ""}
-    )
-    assert lines == (
-        "ACCEL_BRIDGE_BAKCEND is set but means nothing to accel_bridge; "
-        "did you mean 'ACCEL_BRIDGE_BACKEND'?",
-    )
-
-
-@pytest.mark.parametrize(
-    ("value", "used", "left_out"),
-    [
-        ("all", "ab", ""),
-        ("none", "", "ab"),
-        ("a", "a", "b"),
-        ("-a", "b", "a"),
-        ("all,-b", "a", "b"),
-        ("a,-b", "a", "b"),
-    ],
-)
-def test_patch_choice(value: str, used: str, left_out: str) -> None:
-    choice = Settings.from_environ({"ACCEL_BRIDGE_PATCHES": value}).patches
-    assert [name for name in "ab" if choice.excluded(name) is None] == list(used)
-    for name in left_out:
-        assert "ACCEL_BRIDGE_PATCHES" in str(choice.excluded(name))
-
-
-def test_unknown_patch_ids_are_named() -> None:
-    choice = Settings.from_environ({"ACCEL_BRIDGE_PATCHES": "gpt.nrom,-gone"}).patches
-    lines = choice.unknown(["gpt.norm", "gpt.attention"])
-    assert len(lines) == 2
-    assert any("did you mean 'gpt.norm'" in line for line in lines)
 
 
 _WORDS = st.text("abcxyz._", min_size=1, max_size=6).filter(

@@ -106,47 +106,6 @@ def test_odd_lines_are_read_as_the_reference_reads_them(tmp_path, agree):
     agree(source)
 
 
-def test_a_bad_key_among_several_drops_the_record_from_all(tmp_path, agree):
-    rows = [
-        {"a": "x", "b": "y"},
-        {"a": "x", "b": 3},
-        {"a": "\ud800", "b": "y"},
-        {"a": "z", "b": "w"},
-    ]
-    source = write_jsonl(tmp_path / "a.jsonl", rows)
-    agree(source, "--on-error", "skip", records=[rows[0], rows[3]], keys=("a", "b"))
-
-
-@pytest.mark.slow
-def test_the_first_bad_line_of_the_input_is_named_whoever_finds_one_first(tmp_path, prepare):
-    lines = [GOOD] * 300
-    lines[100] = lines[250] = b"bad"
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(b"\n".join(lines))
-    for _ in range(3):
-        result = prepare(source, "--workers", 4, "--block-bytes", 100)
-        assert result.code == 2
-        assert f"{source}:101" in result.err
-
-
-def test_line_numbers_begin_anew_with_each_file(tmp_path, prepare):
-    (tmp_path / "a.jsonl").write_bytes(GOOD + b"\n" + GOOD + b"\n")
-    (tmp_path / "b.jsonl").write_bytes(GOOD + b"\nbad\n")
-    result = prepare(tmp_path)
-    assert f"{tmp_path / 'b.jsonl'}:2" in result.err
-
-
-def test_old_output_survives_a_failed_run(tmp_path, prepare):
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(GOOD + b"\n")
-    assert prepare(source).code == 0
-    before = {name: (tmp_path / name).read_bytes() for name in outputs(tmp_path)}
-    source.write_bytes(GOOD + b"\nbad\n")
-    assert prepare(source).code == 2
-    assert {name: (tmp_path / name).read_bytes() for name in outputs(tmp_path)} == before
-    assert len(before) == 2
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

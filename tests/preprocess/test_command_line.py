@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from random_examples import examples
 
 from accel_bridge.pretrain.preprocess import main
-from accel_bridge.pretrain.preprocess._arguments import build_parser, parse
+from accel_bridge.pretrain.preprocess._arguments import build_parser
 
 from .support import write_jsonl
 
@@ -102,13 +102,6 @@ def test_notes(tmp_path, flags, said, prepare):
     result = prepare(source, *flags, prefix="x")
     assert result.code == 0
     assert said in result.err
-
-
-def test_the_default_is_one_worker_per_available_cpu():
-    argv = ["--input", "a", "--output-prefix", "x", "--tokenizer-type", "NullTokenizer"]
-    import os
-
-    assert parse(argv).workers == len(os.sched_getaffinity(0))
 
 
 def test_find_optimal_num_workers(tmp_path, prepare):

@@ -15,8 +15,6 @@ from accel_bridge.pretrain.preprocess.guard import UNICODE_DIFFERENCES, Guard
 from accel_bridge.pretrain.preprocess.tokenizer_flags import TokenizerArguments
 from accel_bridge.pretrain.preprocess.tokenizers import TokenizerSpec, read_tokenizer
 
-from .support import write_jsonl
-
 DIFFERENT = [code for first, last in UNICODE_DIFFERENCES for code in range(first, last + 1)]
 
 LLAMA3 = (
@@ -76,13 +74,6 @@ def test_the_guard_flags_exactly_the_texts_with_such_code_points():
     assert len(flagged) >= len(DIFFERENT)
 
 
-def test_both_engines_are_counted(tmp_path, prepare):
-    rows = [{"text": "plain"}, {"text": "\U000323b0's"}, {"text": "你好 😀"}]
-    source = write_jsonl(tmp_path / "a.jsonl", rows)
-    result = prepare(source, prefix="o")
-    assert "engines    gigatoken 2, tokenizers 1" in result.out
-
-
 def test_a_failed_self_check_keeps_the_fast_engine_out(spec, monkeypatch):
     """A fast engine that is injected wrong on one probe is not used, and the probe is named."""
 
@@ -118,10 +109,6 @@ def test_known_patterns_use_the_fast_engine_and_others_do_not(spec):
     unknown = build_module.build_engine(with_pattern(spec, LLAMA3.replace("{1,3}", "{1,2}")))
     assert isinstance(unknown.engine, HuggingFaceEngine)
     assert "word pattern" in unknown.reason
-
-
-def test_the_exact_engine_on_request(spec):
-    assert isinstance(build_module.build_engine(spec, "exact").engine, HuggingFaceEngine)
 
 
 @pytest.mark.parametrize("pattern", [None, LLAMA3])

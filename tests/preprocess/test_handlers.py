@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ import pytest
 
 from accel_bridge.pretrain.preprocess import _handler_encoder as handler_tokenizer_module
 from accel_bridge.pretrain.preprocess._prompt_templates import _OWN, _read_file
-from accel_bridge.pretrain.preprocess.packing import PackedKeyWriter, fill
 
 from .mindspeed import ours, samples
 from .mindspeed.cases import CASES, Case, digest
@@ -68,25 +66,6 @@ def test_bytes_are_those_of_mindspeed_llm(name: str, tokenizer: Path, tmp_path: 
     assert make(case, data, tmp_path / "ours", tokenizer) == ANSWERS["digests"][name]
 
 
-@pytest.mark.parametrize(
-    ("name", "injected"),
-    [
-        ("alpaca-qwen3", ("--enable-thinking", "false")),
-        ("sharegpt-llama3", ("--seq-length", "201")),
-        ("neat-qwen3", ("--seq-length", "255")),
-    ],
-)
-def test_an_injected_difference_is_seen(
-    name: str, injected: tuple[str, ...], tokenizer: Path, tmp_path: Path
-) -> None:
-    case = BY_NAME[name]
-    wrong = Case(name, case.data, (*case.words, *injected))
-    data = samples.write(case.data, ANSWERS["samples"], tmp_path)
-    found = make(wrong, data, tmp_path / "ours", tokenizer)
-    assert len(found) == 64
-    assert found != ANSWERS["digests"][name]
-
-
 def test_every_format_gives_the_same_bytes(tokenizer: Path, tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -104,41 +83,6 @@ def test_every_format_gives_the_same_bytes(tokenizer: Path, tmp_path: Path) -> N
     assert len(set(found)) == 1
     small = Case(case.name, case.data, (*case.words, "--workers", "2", "--block-bytes", "900"))
     assert make(small, listed, tmp_path / "blocks", tokenizer) == found[0]
-
-
-def test_packed_rows_survive_an_interruption(
-    tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = BY_NAME["neat-llama3"]
-    data = samples.write(case.data, 60, tmp_path)
-    whole = make(case, data, tmp_path / "whole", tokenizer)
-    cut = Case(case.name, case.data, (*case.words, "--block-bytes", "2000"))
-
-    def full(writer: PackedKeyWriter) -> None:
-        raise OSError("no room")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(PackedKeyWriter, "_gather", full)
-        assert "no room" in make(cut, data, tmp_path / "cut", tokenizer)
-    again = Case(case.name, case.data, (*cut.words, "--resume"))
-    assert make(again, data, tmp_path / "cut", tokenizer) == whole
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_are_filled_with_the_longest_that_fit(seed: int) -> None:
-    chance = random.Random(seed)
-    room = chance.choice((10, 50))
-    lengths = [chance.randrange(1, room + 1) for _ in range(chance.randrange(1, 60))]
-    left = sorted(enumerate(lengths), key=lambda one: (one[1], one[0]))
-    bins: list[list[int]] = []
-    while left:
-        free, one = room, []
-        while fitting := [item for item in left if item[1] <= free]:
-            left.remove(fitting[-1])
-            one.append(fitting[-1][0])
-            free -= fitting[-1][1]
-        bins.append(one)
-    assert fill(lengths, room) == bins
 
 
 QWEN = ("--handler-name", "AlpacaStyleInstructionHandler", "--prompt-type", "qwen")
@@ -196,12 +140,3 @@ def test_a_template_of_ones_own(tokenizer: Path, tmp_path: Path) -> None:
     found = make(named, data, tmp_path / "mine", tokenizer)
     assert found == make(case, data, tmp_path / "known", tokenizer)
     assert found == digest(tmp_path / "known", case)
-
-
-def test_tools_that_stop_mindspeed_llm_are_a_bad_record(tokenizer: Path, tmp_path: Path) -> None:
-    case = Case("tools", "sharegpt", tuple(BY_NAME["sharegpt-qwen"].words))
-    words = tuple("qwen3" if word == "qwen" else word for word in case.words)
-    data = samples.write("sharegpt", 40, tmp_path)
-    said = make(Case("tools", "sharegpt", words), data, tmp_path / "out", tokenizer)
-    assert "a bad record in" in said
-    assert "qwen3, which stop MindSpeed-LLM's own tool too" in said

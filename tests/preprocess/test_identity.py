@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 
@@ -49,40 +48,10 @@ def test_without_the_guard_the_bytes_differ(tmp_path, agree, monkeypatch):
         agree(source)
 
 
-@pytest.mark.parametrize("size", [1, 64, 333, 1 << 20])
-def test_line_ends(tmp_path, agree, size):
-    lines = [json.dumps({"text": text}).encode() for text in TEXTS]
-    ends = [b"\n", b"\r\n", b"\r"]
-    source = tmp_path / "a.jsonl"
-    source.write_bytes(b"".join(line + ends[i % 3] for i, line in enumerate(lines * 5)))
-    agree(source, "--workers", 2, "--block-bytes", size)
-
-
-def test_lists_empty_documents_and_several_keys(tmp_path, agree):
-    rows = [
-        {"text": ["one sentence.", "", "another one."], "title": "a title"},
-        {"text": [], "title": ""},
-        {"text": "", "title": ["", ""]},
-        {"text": ["", ""], "title": "x"},
-        {"text": "plain", "title": ["a", "b", "<|endoftext|>"]},
-    ] * 7
-    source = write_jsonl(tmp_path / "a.jsonl", rows)
-    agree(source, "--workers", 2, "--block-bytes", 200, keys=("text", "title"))
-    assert len(list(tmp_path.glob("ours*"))) == 4
-
-
 def test_empty_file(tmp_path, agree):
     source = tmp_path / "a.jsonl"
     source.write_bytes(b"")
     agree(source)
-
-
-@pytest.mark.slow
-def test_a_document_longer_than_several_blocks(tmp_path, agree):
-    text = " ".join(TEXTS) * 1500
-    assert len(text.encode()) > 1_000_000
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": "short"}, {"text": text}, {"text": "x"}])
-    agree(source, "--workers", 2, "--block-bytes", 1 << 17)
 
 
 @pytest.mark.parametrize("partitions", [2, 3])

@@ -111,12 +111,6 @@ def test_damage_that_training_must_see(tmp_path, lengths, pointers, documents, s
     assert said in str(error.value)
 
 
-def test_a_sound_pair_passes(tmp_path: Path) -> None:
-    for thoroughly in (True, False):
-        check_indexed_datasets([write_pair(tmp_path, SOUND)], thoroughly=thoroughly)
-    assert inspect_pair(str(tmp_path / "x")).problems == []
-
-
 @pytest.mark.parametrize(("largest", "smallest"), [(256, 0), (5, -1), (2**40, 0)])
 def test_ids_outside_the_models_vocabulary(largest: int, smallest: int) -> None:
     check_ids(255, 0, 256)

@@ -88,18 +88,6 @@ def test_formats(tmp_path, plain, name, make, prepare):
     assert_same_pair(tmp_path / "ours", plain)
 
 
-def test_several_formats_in_the_given_order(tmp_path, prepare):
-    (tmp_path / "in").mkdir()
-    write_jsonl(tmp_path / "in" / "z.jsonl", RECORDS[:20])
-    (tmp_path / "in" / "b.csv.gz").write_bytes(gzip.compress(csv_bytes()))
-    (tmp_path / "in" / "c.parquet").write_bytes(parquet_bytes())
-    order = [tmp_path / "in" / name for name in ("z.jsonl", "c.parquet", "b.csv.gz")]
-    assert prepare(order, *FLAGS).code == 0
-    merged = write_jsonl(tmp_path / "all.jsonl", RECORDS[:20] + RECORDS + RECORDS)
-    assert prepare(merged, *FLAGS, prefix="ref").code == 0
-    assert_same_pair(tmp_path / "ours", tmp_path / "ref")
-
-
 def test_a_directory_is_read_by_name_to_any_depth(tmp_path, prepare):
     directory = tmp_path / "in"
     (directory / "deep").mkdir(parents=True)

@@ -98,13 +98,6 @@ def test_ids_outside_the_vocabulary(pair, capfd):
     assert "id 60000 is outside the vocabulary of 600" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("suffix", [".idx", ".bin"])
-def test_a_missing_file(pair, tmp_path, capfd, suffix):
-    (tmp_path / f"x_text_document{suffix}").unlink()
-    assert inspect_main([pair]) == 2
-    assert "does not exist" in capfd.readouterr().err
-
-
 @pytest.mark.megatron
 def test_megatrons_own_output_and_a_multimodal_index(tmp_path, capfd):
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder

@@ -98,16 +98,6 @@ def test_old_output_is_untouched_by_an_interrupted_run(tmp_path, corpus, monkeyp
     assert {name: now[name] for name in old} == old
 
 
-def test_a_run_without_resume_starts_anew(tmp_path, corpus, whole, monkeypatch, prepare):
-    at_block(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert prepare(corpus, *BLOCKS).code == 143
-    monkeypatch.undo()
-    result = prepare(corpus, *BLOCKS)
-    assert result.code == 0
-    assert "resumed" not in result.out
-    assert files(tmp_path) == whole
-
-
 def test_a_killed_worker_ends_the_run(tmp_path, corpus, whole, monkeypatch, no_children, prepare):
     encode = encoder_module.BlockEncoder.encode
 

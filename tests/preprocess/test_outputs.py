@@ -160,57 +160,6 @@ def test_a_refused_second_run_touches_nothing(tmp_path, corpus, gpt2, run, monke
     assert run(*argv, "--resume").code == 0
 
 
-def fail_at(monkeypatch, key: str, block: int) -> None:
-    """The disk is full when that block has gone into the first file of that key."""
-    from accel_bridge.pretrain.preprocess import writer as writer_module
-
-    append, seen = writer_module._Spool._append, []
-
-    def full(self, position, data):
-        if f"_{key}_" in str(self.paths[0]) and position == 1:
-            seen.append(1)
-            if len(seen) == block:
-                raise OSError(28, "No space left on device")
-        append(self, position, data)
-
-    monkeypatch.setattr(writer_module._Spool, "_append", full)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("block", [1, 4])
-def test_a_disk_full_half_way_through_a_block(tmp_path, gpt2, run, monkeypatch, block):
-    source = write_jsonl(tmp_path / "a.jsonl", [{"a": f"x {i}", "b": f"y {i}"} for i in range(600)])
-    keys = [*gpt2.flags, *BLOCKS, "--json-keys", "a", "b"]
-    assert run("--input", source, "--output-prefix", tmp_path / "whole", *keys).code == 0
-    fail_at(monkeypatch, "b", block)
-    argv = ["--input", source, "--output-prefix", tmp_path / "ours", *keys]
-    result = run(*argv)
-    assert_refused(result, "the output cannot be written")
-    monkeypatch.undo()
-    assert ("--resume" in result.err) == (block > 1)
-    assert run(*argv, *(["--resume"] if block > 1 else [])).code == 0
-    expected = {k.replace("whole", "ours"): v for k, v in files(tmp_path, "whole").items()}
-    assert files(tmp_path) == expected
-
-
-def test_a_dead_worker_before_anything_was_done_advises_no_resume(
-    tmp_path,
-    corpus,
-    gpt2,
-    run,
-    monkeypatch,
-):
-    monkeypatch.setattr(
-        "accel_bridge.pretrain.preprocess.encoder.BlockEncoder.encode",
-        lambda self, block: os.kill(os.getpid(), signal.SIGKILL),
-    )
-    argv = ["--input", corpus, "--output-prefix", tmp_path / "ours", *gpt2.flags, *BLOCKS]
-    result = run(*argv)
-    assert_refused(result, "a worker process died", "run the same command again")
-    assert "--resume" not in result.err
-    assert files(tmp_path) == {}
-
-
 @pytest.mark.slow
 def test_workers_are_started_when_needed(tmp_path, numbers, run, monkeypatch):
     started = []
@@ -234,12 +183,6 @@ def test_inputs_that_are_no_files(tmp_path, run, kind):
     source = Path("/dev/zero") if kind == "device" else tmp_path / kind
     result = run("--input", source, "--output-prefix", tmp_path / "o", *NULL)
     assert_refused(result, "an input cannot be read")
-
-
-@pytest.mark.parametrize("text", ["100", "-1", "5 1000"])
-def test_ids_outside_the_vocabulary_are_bad_records(tmp_path, run, text):
-    source = write_jsonl(tmp_path / "a.jsonl", [{"text": text}])
-    assert_refused(run("--input", source, "--output-prefix", tmp_path / "o", *NULL), "vocabulary")
 
 
 @pytest.mark.parametrize(
@@ -284,16 +227,6 @@ def test_a_closed_stdin_is_not_an_empty_input(tmp_path, command):
     found = shell("<&-", *command, "--input", "-", "--output-prefix", tmp_path / "p", *NULL)
     assert found.returncode == 2
     assert "standard input is closed" in found.stderr
-
-
-@pytest.mark.parametrize("words", [">/dev/full", ">&-", "| true"])
-def test_inspect_with_a_stdout_that_takes_nothing(tmp_path, numbers, run, words):
-    assert run("--input", numbers, "--output-prefix", tmp_path / "o", *NULL).code == 0
-    found = shell(f"{words}; exit $?", "accel_bridge", "inspect", tmp_path / "o_text_document")
-    assert "Traceback" not in found.stderr
-    if words != "| true":
-        assert found.returncode == 2
-        assert found.stderr.startswith("accel-bridge: error: ")
 
 
 def test_inspect_on_what_cannot_be_read(tmp_path, numbers, run, capfd, monkeypatch):

@@ -152,14 +152,6 @@ def test_nothing_is_written_over(tmp_path: Path, train: Train) -> None:
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_empty_directory_and_one_below_none_are_taken(tmp_path: Path, train: Train) -> None:
-    (tmp_path / "empty").mkdir()
-    for directory in (tmp_path / "empty", tmp_path / "a" / "b"):
-        assert train("--output", directory, "--vocab-size", 500).code == 0
-        assert (directory / "merges.txt").is_file()
-    assert {path.name for path in tmp_path.iterdir()} == {"empty", "a", "rows.jsonl"}
-
-
 BAD_ROWS = {
     "not JSON": ('{"text": "a"}\nnot json\n', ":2: not JSON"),
     "no key": ('{"text": "a"}\n{"body": "a"}\n', ":2: no key 'text'; the record's keys: body"),

@@ -60,12 +60,17 @@ LAYOUTS = {
     "fsdp2": (2, "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist"),
 }
 
+#: Those that run every night only.
+NIGHTLY = ("vpp", "fsdp", "fp8-weights")
 #: Layouts whose checkpoint's files are compared too.
 SAVED = ("dp2-overlap", "fsdp2")
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(one, marks=[pytest.mark.conformance] * (one in NIGHTLY)) for one in LAYOUTS],
+)
 def test_collectives_are_those_of_a_real_run(layout: str, warm: str, tmp_path: Path) -> None:
     ranks, flags = LAYOUTS[layout]
     command = [warm, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]

@@ -272,18 +272,6 @@ def test_master_weights_give_the_weights_that_a_cast_gives(
     torch.testing.assert_close(weight.dequantize(), expected.dequantize(), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_fake(te: ModuleType, name: str) -> None:
-    """All of it runs without numbers, as rehearsing does."""
-    with FakeTensorMode():
-        one, other = (_quantizer(te, name) for _ in range(2))
-        other = _quantizer(te, "blocks") if name == "squares" else other
-        a, b = one(torch.empty(64, 96)), other(torch.empty(3, 32, 96))
-        one.update_quantized(torch.empty(64, 96), a, noop_flag=torch.zeros(1))
-        assert _gemm(te, a, b, "TN").shape == (3, 32, 64)
-        assert a.dequantize().shape == (64, 96)
-
-
 def test_a_rehearsal_takes_the_attention_of_a_training(te: ModuleType) -> None:
     from transformer_engine.pytorch.attention.dot_product_attention import utils
 

@@ -29,30 +29,6 @@ def test_delayed_scales(tex: ModuleType, algorithm: str) -> None:
         tex.fused_amax_and_scale_update_after_reduction(newest, [], [], "median", e4m3, 0)
 
 
-@pytest.mark.parametrize("cut", [0, 1000, 200 * 192])
-def test_blocks_cast_in_parts(te: ModuleType, tex: ModuleType, cut: int) -> None:
-    """Two ranks' parts of a weight are together what the whole weight is."""
-    h, w = 200, 192
-    weight = normal(h, w)
-    quantizer = te.Float8BlockQuantizer(
-        te.DType.kFloat8E4M3, rowwise=True, columnwise=False, block_scaling_dim=2
-    )
-    whole = quantizer(weight)
-    parts = [weight.view(-1)[:cut], weight.view(-1)[cut:]]
-    amaxes = [torch.full((2, 2), 7.0) for _ in parts]
-    for part, amax, start in zip(parts, amaxes, (0, cut), strict=True):
-        tex.fp8_block_scaling_compute_partial_amax(part, amax, h, w, start, 128)
-    lists = [[torch.maximum(*amaxes)], [torch.empty(2, 2)], [torch.empty(2, 2)]]
-    tex.multi_tensor_compute_scale_and_scale_inv(0, None, lists, 448.0, True, 0.0)
-    assert torch.equal(lists[2][0], whole._rowwise_scale_inv[:, :2])
-    made = torch.empty(h * w, dtype=torch.uint8)
-    for part, start in zip(parts, (0, cut), strict=True):
-        out = made[start : start + len(part)]
-        options = (h, w, start, 128, tex.DType.kFloat8E4M3)
-        tex.fp8_block_scaling_partial_cast(part, out, lists[1][0], *options)
-    assert torch.equal(made.view(h, w), whole._rowwise_data)
-
-
 def test_mx_cast_in_parts(tex: ModuleType) -> None:
     h, w, cut = 64, 96, 1000
     weight = normal(h, w).bfloat16()
@@ -107,18 +83,6 @@ def test_adam_of_remainders_and_fp8(tex: ModuleType) -> None:
     assert meta[1][0].item() >= exact[0].abs().max().item()
 
 
-def _grouped(tex: ModuleType, a: Any, b: Any, layout: str, out: Any, **options: Any) -> Any:
-    empty = [torch.empty(0)] * len(a)
-    given: dict[str, Any] = {"bias": empty, "single": False, "grad": False, "accumulate": False}
-    given |= options
-    splits = [len(part) for part in b]
-    return tex.te_general_grouped_gemm(
-        *(a, layout[0] == "T", b, layout[1] == "T", out, tex.DType.kFloat32, splits),
-        *(given["bias"], tex.DType.kFloat32, given["single"], empty, given["grad"], None, 0),
-        *(given["accumulate"], True, 0),
-    )
-
-
 def test_a_weights_gradient_is_the_same_beside_a_biass(tex: ModuleType) -> None:
     """To the last bit: both are added in the GEMM, without a tensor between."""
     x, gradient = (torch.randn(512, k, device="cuda").half() for k in (64, 32))
@@ -128,36 +92,6 @@ def test_a_weights_gradient_is_the_same_beside_a_biass(tex: ModuleType) -> None:
         _, of_bias, *_ = tex.generic_gemm(*given, None, 0, True, False)
     assert torch.equal(*sums)
     torch.testing.assert_close(of_bias, gradient.float().sum(0))
-
-
-@pytest.mark.parametrize("single", [True, False])
-@pytest.mark.parametrize("stacked", [True, False])
-def test_grouped_outputs(tex: ModuleType, single: bool, stacked: bool) -> None:
-    """Each expert's rows by its weight; one has no rows; stacked weights take one launch."""
-    splits = [5, 0, 11]
-    rows, weight = normal(16, 32), normal(3, 24, 32, seed=1)
-    weights = list(weight) if stacked else [one.clone() for one in weight]
-    biases = list(normal(3, 24, seed=2))
-    parts = list(rows.split(splits))
-    whole = torch.full((16, 24), torch.nan)
-    out = [whole] if single else list(whole.split(splits))
-    _grouped(tex, weights, parts, "TN", out, single=single, bias=biases)
-    made = [x @ w.T + b for x, w, b in zip(parts, weight, biases, strict=True)]
-    torch.testing.assert_close(whole, torch.cat(made))
-
-
-@pytest.mark.parametrize("accumulate", [True, False])
-def test_grouped_weight_gradients(tex: ModuleType, accumulate: bool) -> None:
-    splits = [5, 0, 11]
-    x, grad = normal(16, 32), normal(16, 24, seed=1)
-    parts, grads = list(x.split(splits)), list(grad.split(splits))
-    sums = list(torch.ones(3, 24, 32))
-    biases = list(torch.full((3, 24), torch.nan))
-    options = {"accumulate": accumulate, "grad": True, "bias": biases}
-    _grouped(tex, parts, grads, "NT", sums, **options)
-    for one, bias, p, g in zip(sums, biases, parts, grads, strict=True):
-        torch.testing.assert_close(one, g.T @ p + accumulate)
-        torch.testing.assert_close(bias, g.sum(0))
 
 
 def test_offsets(tex: ModuleType) -> None:
