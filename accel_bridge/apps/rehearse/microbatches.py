@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd.variable import Variable
@@ -19,9 +19,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from accel_bridge.apps.rehearse.mode import Rehearsal
 from accel_bridge.apps.rehearse.passes import UNKNOWN, Copy, Graph, Key, Like, Own, Pass
 from accel_bridge.apps.rehearse.work import Rows, less
-
-if TYPE_CHECKING:
-    from accel_bridge.apps.rehearse.session import Session
 
 
 def enough(microbatches: int, stages: int, chunks: int, group: int) -> int:
@@ -62,12 +59,12 @@ class _Chunk:
 class Microbatches:
     """Of a rank.
 
-    :param session: whose it is.
+    :param session: whose it is (:class:`~accel_bridge.apps.rehearse.session.Session`).
     :param how: as in the plan.
     :ivar inputs: what a chunk gets from the stage before, set before each forward pass.
     """
 
-    def __init__(self, session: Session, how: str) -> None:
+    def __init__(self, session: Any, how: str) -> None:
         self._session, self.how = session, how
         self.run = self._all = self._times = self._number = self._period = 0
         self.inputs: Sequence[torch.Tensor] | None = None
@@ -79,8 +76,8 @@ class Microbatches:
 
     @property
     def _mode(self) -> Rehearsal:
-        assert self._session.mode is not None
-        return self._session.mode
+        mode: Rehearsal = self._session.mode
+        return mode
 
     # --- the schedule ---------------------------------------------------------------------------
 
