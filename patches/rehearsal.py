@@ -111,9 +111,7 @@ def _conversations(module: ModuleType, session: Session) -> None:
 def _schedules(module: ModuleType, session: Session) -> None:
     """Of a step's microbatches only those are run that tell about the others."""
     few = session.microbatches
-    for kind in ("no", "with", "without"):
-        name = f"pipelining_{kind}_interleaving" if kind != "no" else "no_pipelining"
-        name = f"forward_backward_{name}"
+    for name in _SCHEDULES:
         setattr(module, name, _scheduled(getattr(module, name), session))
     forward_step, backward_step = module.forward_step, module.backward_step
     signature = inspect.signature(forward_step)
@@ -134,6 +132,11 @@ def _schedules(module: ModuleType, session: Session) -> None:
     module.forward_step, module.backward_step = forward, backward  # type: ignore[attr-defined]
 
 
+_SCHEDULES: Final = (
+    "forward_backward_no_pipelining",
+    "forward_backward_pipelining_with_interleaving",
+    "forward_backward_pipelining_without_interleaving",
+)
 #: Arguments with which a microbatch's operations depend on what others have left on the device.
 _BETWEEN: Final = ("fine_grained_activation_offloading", "cpu_offloading")
 

@@ -153,8 +153,15 @@ FEW = {
 }
 
 
+#: Those that run in every run of the tests, not every night only.
+ALWAYS = ("vpp", "tp2-ep2")
+
+
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("layout", FEW)
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(one, marks=[pytest.mark.conformance] * (one not in ALWAYS)) for one in FEW],
+)
 def test_few_microbatches_tell_of_all(layout: str, warm: str, tmp_path: Path) -> None:
     ranks, which, replicas, all_of_them, run, flags = FEW[layout]
     found, kept = [], []
