@@ -178,8 +178,8 @@ def test_few_microbatches_tell_of_all(layout: str, warm: str, tmp_path: Path) ->
         path = tmp_path / how / f"rank.{which.split(',')[0]}.json"
         kept.append(json.loads(path.read_text()))
     few, everything = found
-    note = f"{run} of {all_of_them} microbatches are run, which repeat themselves; the others are "
-    assert few["notes"] == [f"{note}counted"]
+    note = f"{run} of {all_of_them} microbatches ran; the others repeat them and are counted"
+    assert few["notes"] == [note]
     assert everything["notes"] == []
     for mine, theirs in zip(few["ranks"], everything["ranks"], strict=True):
         for name in set(mine) - {"seconds", "assumed"}:

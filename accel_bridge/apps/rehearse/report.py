@@ -55,8 +55,8 @@ class Outcome:
             outcome.notes += [note for note in one["notes"] if note not in outcome.notes]
             turns = one["schedule"]
             if turns and turns["run"] < turns["microbatches"]:
-                note = f"{turns['run']} of {turns['microbatches']:,} microbatches are run, which "
-                note += "repeat themselves; the others are counted"
+                note = f"{turns['run']} of {turns['microbatches']:,} microbatches ran; "
+                note += "the others repeat them and are counted"
                 outcome.notes += [note] if note not in outcome.notes else []
             grown = one["after_steps"]
             if len(grown) > 2 and grown[-1] > grown[-2] > 0:
