@@ -144,14 +144,14 @@ _BETWEEN: Final = ("fine_grained_activation_offloading", "cpu_offloading")
 def _scheduled(original: Callable[..., Any], session: Session) -> Callable[..., Any]:
     @functools.wraps(original)
     def schedule(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("forward_only"):
+            return original(*args, **kwargs)
         from megatron.core.utils import get_model_config
 
         model, few, number = kwargs["model"], session.microbatches, kwargs["num_microbatches"]
         models = model if isinstance(model, list) else [model]
         config, chunks = get_model_config(models[0]), len(models)
         stages = config.pipeline_model_parallel_size
-        if kwargs.get("forward_only"):
-            return original(*args, **kwargs)
         if getattr(config, "defer_embedding_wgrad_compute", False):
             few.how = "all"
             session.note("all microbatches are run: the output layer's gradients wait for the last")

@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,17 +62,17 @@ LAYOUTS = {
     "fsdp2": (2, "--use-torch-fsdp2 --no-gradient-accumulation-fusion --ckpt-format torch_dist"),
 }
 
-#: Those that run every night only.
-NIGHTLY = ("vpp", "fsdp", "fp8-weights")
 #: Layouts whose checkpoint's files are compared too.
 SAVED = ("dp2-overlap", "fsdp2")
 
 
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(one, marks=[pytest.mark.conformance] * (one in NIGHTLY)) for one in LAYOUTS],
-)
+def _layouts(every: Iterable[str], *nightly: str) -> list[Any]:
+    """All of them; those that are named run every night only."""
+    return [pytest.param(one, marks=[pytest.mark.conformance] * (one in nightly)) for one in every]
+
+
+@pytest.mark.parametrize("layout", _layouts(LAYOUTS, "vpp", "fsdp", "fp8-weights"))
 def test_collectives_are_those_of_a_real_run(layout: str, warm: str, tmp_path: Path) -> None:
     ranks, flags = LAYOUTS[layout]
     command = [warm, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}"]
@@ -153,15 +155,8 @@ FEW = {
 }
 
 
-#: Those that run in every run of the tests, not every night only.
-ALWAYS = ("vpp", "tp2-ep2")
-
-
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize(
-    "layout",
-    [pytest.param(one, marks=[pytest.mark.conformance] * (one not in ALWAYS)) for one in FEW],
-)
+@pytest.mark.parametrize("layout", _layouts(FEW, "overlap", "pp4", "ep2-pp2", "cp2"))
 def test_few_microbatches_tell_of_all(layout: str, warm: str, tmp_path: Path) -> None:
     ranks, which, replicas, all_of_them, run, flags = FEW[layout]
     found, kept = [], []
@@ -191,6 +186,23 @@ def test_few_microbatches_tell_of_all(layout: str, warm: str, tmp_path: Path) ->
         assert collectives(faulty) != collectives(kept[1]) == collectives(kept[0])
 
 
+def _rehearsed(warm: str, made: Path, device: str, *flags: str, **environ: str) -> dict[str, Any]:
+    """The only rank of a small training, as the report's JSON has it."""
+    command = [sys.executable, "-m", "accel_bridge", "rehearse", "--device", device]
+    command += ["--json", str(made), "--", warm, "-m", "torch.distributed.run"]
+    command += ["--nproc-per-node=1", "-m", "accel_bridge.pretrain.pretrain_gpt"]
+    done = subprocess.run(
+        [*command, *MODEL.split(), *flags],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    (rank,) = json.loads(made.read_text())["ranks"]
+    return dict(rank)
+
+
 @pytest.mark.parametrize("implementation", ["local", "transformer_engine"])
 def test_activations_on_the_host_are_not_the_devices(
     implementation: str, warm: str, tmp_path: Path
@@ -198,20 +210,9 @@ def test_activations_on_the_host_are_not_the_devices(
     """MindSpeed's --swap-attention, which is Megatron's offloading."""
     needs = []
     for flags in ("", "--swap-attention --min-offloaded-tensor-size 1024"):
+        words = [*flags.split(), "--transformer-impl", implementation]
         made = tmp_path / "made.json"
-        command = [sys.executable, "-m", "accel_bridge", "rehearse", "--device", "910b-64g"]
-        command += ["--json", str(made), "--", warm, "-m", "torch.distributed.run"]
-        command += ["--nproc-per-node=1", "-m", "accel_bridge.pretrain.pretrain_gpt"]
-        command += [*MODEL.split(), *flags.split()]
-        done = subprocess.run(
-            [*command, "--transformer-impl", implementation],
-            env={**os.environ, "NVTE_CPU_OFFLOAD_V1": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-        (rank,) = json.loads(made.read_text())["ranks"]
+        rank = _rehearsed(warm, made, "910b-64g", *words, NVTE_CPU_OFFLOAD_V1="1")
         needs.append(rank["memory"]["activations"])
     # Of a layer: the inputs of attention's two products, query, key, value and result, in bfloat16.
     moved = 2 * 6 * 64 * 64 * 2
@@ -222,15 +223,8 @@ def test_the_arithmetic_of_experts_is_that_of_every_precision(warm: str, tmp_pat
     """In bfloat16 torch's operators count it, in FP8 one kernel of Triton's for all experts."""
     operations = []
     for flags in ("", "--fp8-format hybrid --fp8-recipe tensorwise"):
-        made = tmp_path / "made.json"
-        command = [sys.executable, "-m", "accel_bridge", "rehearse", "--device", "h200"]
-        command += ["--json", str(made), "--", warm, "-m", "torch.distributed.run"]
-        command += ["--nproc-per-node=1", "-m", "accel_bridge.pretrain.pretrain_gpt"]
-        command += [*MODEL.split(), *flags.split(), "--num-experts", "4", "--moe-grouped-gemm"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-        (rank,) = json.loads(made.read_text())["ranks"]
-        work = rank["work"]
+        words = [*flags.split(), "--num-experts", "4", "--moe-grouped-gemm"]
+        work = _rehearsed(warm, tmp_path / "made.json", "h200", *words)["work"]
         operations.append(sum(work[kind][1] for kind in work if "matmul" in kind))
     assert operations[1] == pytest.approx(operations[0], rel=0.02)
 

@@ -131,12 +131,13 @@ class Quick:
         known = self._launches.get(key)
         if known is not None:
             compiled, last = known
+            grid = (*grid, 1, 1)[:3]
             if _hooked():
-                compiled[(*grid, 1, 1)[:3]](*arguments, *last)
+                compiled[grid](*arguments, *last)
                 return
             stream = driver.active.get_current_stream(device)
             compiled.run(
-                *(*grid, 1, 1)[:3],
+                *grid,
                 *(stream, compiled.function, compiled.packed_metadata, None, None, None),
                 *arguments,
                 *last,
