@@ -57,7 +57,7 @@ def _as_float32(value: Any) -> float | None:
 #: What the patches have in common.
 _ALIKE: Final[dict[str, Any]] = {
     "kind": Kind.WRAP,
-    "why": "the device waits for a number that the host already has",
+    "why": "the host already has the number",
     "removed_when": "upstream reduces over no group of one rank",
     "loses": "time between two steps, which shows where a step is short",
 }

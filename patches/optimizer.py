@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from accel_bridge.patches._factory import megatron_patch, on_host
@@ -160,4 +161,63 @@ _CLIP = (
     ),
 )
 
-PATCHES = (*_RESUME, *_OFFLOAD, *_COPY, *_CLIP)
+#: Class of optimizer -> its patch and module, and its groups of the model's and main parameters.
+_COPIED: Final = {
+    "DistributedOptimizer": (
+        *("copy-in-step-shards", "distrib_optimizer"),
+        *("shard_float16_groups", "shard_fp32_from_float16_groups"),
+    ),
+    "Float16OptimizerWithFloat16Params": (
+        *("copy-in-step-float16", "optimizer"),
+        *("float16_groups", "fp32_from_float16_groups"),
+    ),
+}
+
+
+def _copies(optimizer: Any) -> dict[Any, Any]:
+    """Main parameter -> the model's; empty where upstream does more than copy them."""
+    names = _COPIED.get(type(optimizer).__name__, ())[2:]
+    groups = [list(chain(*getattr(optimizer, name, ()))) for name in names]
+    if not groups or any(one is None for one in chain(*groups)):
+        return {}
+    model, main = groups
+    return dict(zip(main, (one.detach() for one in model), strict=True))
+
+
+def _step(_context: PatchContext, call: Callable[[], Any], optimizer: Any) -> Any:
+    """As upstream; the optimizer's step may write the model's parameters."""
+    step = sys.modules.get(_STEP)
+    if step is None:
+        return call()
+    with step.copies_in_step(optimizer.optimizer, _copies(optimizer)):
+        return call()
+
+
+def _copy(_context: PatchContext, call: Callable[[], Any], optimizer: Any) -> None:
+    """As upstream, unless the optimizer's step has done it."""
+    step = sys.modules.get(_STEP)
+    if step is None or not step.has_written_copies(optimizer.optimizer):
+        call()
+
+
+_COPY_IN_STEP = tuple(
+    megatron_patch(
+        id=id,
+        target=f"megatron.core.optimizer.{target}",
+        kind=Kind.WRAP,
+        make=around(action),
+        uses=("self",),
+        why="main parameters are read twice",
+        removed_when="upstream has the optimizer's step write the model's parameters",
+        loses="time: an eighth of what the optimizer reads and writes",
+    )
+    for id, target, action in (
+        ("copy-in-step", "optimizer:MixedPrecisionOptimizer.step_with_ready_grads", _step),
+        *(
+            (id, f"{module}:{name}._copy_main_params_to_model_params", _copy)
+            for name, (id, module, *_) in _COPIED.items()
+        ),
+    )
+)
+
+PATCHES = (*_RESUME, *_OFFLOAD, *_COPY, *_CLIP, *_COPY_IN_STEP)

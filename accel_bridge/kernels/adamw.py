@@ -36,6 +36,7 @@ def adamw_reference(
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
     scale: torch.Tensor | None = None,
+    copies: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """Adam with decoupled weight decay; changes parameters and moments in place.
 
@@ -49,6 +50,7 @@ def adamw_reference(
     :param options: see :class:`AdamWOptions`.
     :param scale: factor of the gradients, one float32 element on their device; None is 1. A kernel
         may leave the gradients scaled.
+    :param copies: of the parameters, one each, in another dtype; written, too. None for none.
     """
     if scale is not None:
         gradients = [gradient * scale.reshape(()).to(gradient.dtype) for gradient in gradients]
@@ -61,12 +63,19 @@ def adamw_reference(
         moment.mul_(first).add_(gradient, alpha=1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
         parameter.addcdiv_(moment, (square.sqrt() / correction).add_(options.eps), value=-rate)
+    write_copies(parameters, copies)
 
 
 def scale_in_place(gradients: Sequence[torch.Tensor], scale: torch.Tensor | None) -> None:
     """Scale the gradients for an operator that has no ``scale`` of its own."""
     if scale is not None and gradients:
         torch._foreach_mul_(list(gradients), scale.reshape(()))
+
+
+def write_copies(parameters: Sequence[torch.Tensor], copies: Sequence[torch.Tensor] | None) -> None:
+    """Write the parameters to their copies for an operator that does not."""
+    if copies:
+        torch._foreach_copy_(list(copies), list(parameters))
 
 
 ADAMW = Contract(

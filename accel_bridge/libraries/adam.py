@@ -16,7 +16,7 @@ import torch
 
 from accel_bridge.kernels import ADAMW, AdamWOptions
 from accel_bridge.kernels.active import kernel
-from accel_bridge.kernels.adamw import scale_in_place
+from accel_bridge.kernels.adamw import scale_in_place, write_copies
 from accel_bridge.libraries.tensor_lists import TensorLists, store
 
 Tensors = Sequence[torch.Tensor]
@@ -75,20 +75,20 @@ def adam(
     )
     weights = parameters if main is None else main
     step = kernel(ADAMW)
+    copies = None if main is None else parameters
     if not coupled and all_float(gradients, weights, first, second):
-        step(weights, gradients, first, second, options, scale)
-    else:
-        scale_in_place(gradients, scale)
-        for part in batches(weights):
-            lists = [tensors[part] for tensors in (weights, gradients, first, second)]
-            wide = [[tensor.detach().float() for tensor in tensors] for tensors in lists]
-            if coupled:
-                wide[1] = list(torch._foreach_add(wide[1], wide[0], alpha=numbers.weight_decay))
-            step(wide[0], wide[1], wide[2], wide[3], options)
-            for index in (0, 2, 3):
-                store(lists[index], wide[index])
-    if main is not None and parameters:
-        torch._foreach_copy_(list(parameters), list(main))
+        step(weights, gradients, first, second, options, scale, copies)
+        return
+    scale_in_place(gradients, scale)
+    for part in batches(weights):
+        lists = [tensors[part] for tensors in (weights, gradients, first, second)]
+        wide = [[tensor.detach().float() for tensor in tensors] for tensors in lists]
+        if coupled:
+            wide[1] = list(torch._foreach_add(wide[1], wide[0], alpha=numbers.weight_decay))
+        step(wide[0], wide[1], wide[2], wide[3], options)
+        for index in (0, 2, 3):
+            store(lists[index], wide[index])
+    write_copies(weights, copies)
 
 
 def all_float(*lists: Tensors) -> bool:

@@ -60,7 +60,7 @@ _RULES: Final[Mapping[str, str]] = {
     "gate:bSh+ initial_state:bh+ sequence_ids:bS -> bSh+ bh+",
     "gated_delta_rule": "query:bSh+ key:bSh+ value:bSh+ log_decay:bSh beta:bSh "
     "initial_state:bh+ sequence_ids:bS -> bSh+ bh+",
-    "adamw": "parameters:@ gradients:@ first_moments:@ second_moments:@ scale:N ->",
+    "adamw": "parameters:@ gradients:@ first_moments:@ second_moments:@ scale:N copies:@ ->",
 }
 #: Layout -> dimensions of queries, keys, values and the output; then the other tensors'.
 _ATTENTION: Final = {

@@ -37,7 +37,7 @@ from accel_bridge.kernels import (
     reference_kernel,
     smoothing_weight,
 )
-from accel_bridge.kernels.adamw import scale_in_place
+from accel_bridge.kernels.adamw import scale_in_place, write_copies
 
 
 def layer_norm(
@@ -131,6 +131,7 @@ def adamw(
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
     scale: torch.Tensor | None = None,
+    copies: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """The contract ``adamw``."""
     scale_in_place(gradients, scale)
@@ -158,6 +159,7 @@ def adamw(
         for tensor, values in zip(tensors, updated, strict=True):
             if tensor is not values:
                 tensor.copy_(values)
+    write_copies(parameters, copies)
 
 
 def attention(

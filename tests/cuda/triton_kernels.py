@@ -32,20 +32,25 @@ def adamw_in_one_buffer(
     second_moments: list[torch.Tensor],
     options: AdamWOptions,
     scale: torch.Tensor | None = None,
+    copies: list[torch.Tensor] | None = None,
 ) -> None:
-    """Triton's AdamW of copies in one tensor: the interpreter knows no address of another."""
-    lists = (parameters, gradients, first_moments, second_moments)
-    tensors = [one for several in lists for one in several]
-    room = [-(-one.numel() // 4) * 4 for one in tensors]
-    parts = torch.zeros(sum(room)).split(room)
-    copies = [
+    """Triton's AdamW of lists in one tensor: the interpreter knows no address of another."""
+    tensors = [*parameters, *gradients, *first_moments, *second_moments]
+    placed = _in_one_buffer(tensors)
+    lists = [placed[at :: len(parameters)] for at in range(len(parameters))]
+    written = None if copies is None else _in_one_buffer(copies)
+    assert adamw.adamw(list(zip(*lists, strict=True)), options, scale, written)
+    for one, other in zip((*tensors, *(copies or ())), (*placed, *(written or ())), strict=True):
+        one.copy_(other)
+
+
+def _in_one_buffer(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    room = [-(-one.numel() // 8) * 8 for one in tensors]
+    parts = torch.zeros(sum(room), dtype=tensors[0].dtype).split(room)
+    return [
         part[: one.numel()].view_as(one).copy_(one)
         for part, one in zip(parts, tensors, strict=True)
     ]
-    count = len(parameters)
-    adamw.adamw([copies[at : at + count] for at in range(0, 4 * count, count)], options, scale)
-    for one, copy in zip(tensors, copies, strict=True):
-        one.copy_(copy)
 
 
 #: Contracts whose kernel chooses torch for some calls -> Triton's part of it.

@@ -134,6 +134,7 @@ INJECTED: Final[dict[str, dict[str, tuple[Function, str, str]]]] = {
             "parameters[2]",
             "scaled gradients",
         ),
+        "copies as they are": (with_changes("adamw", copies=lambda o: None), "copies[2]", "copies"),
     },
     "embedding_gradient": {
         "one of the tokens that share a row": (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -272,3 +274,34 @@ def test_main_parameters_are_copied_however_large(
     for one, other in zip(main, model, strict=True):
         assert torch.equal(one.bfloat16(), other)
     copy([], [])
+
+
+@pytest.mark.parametrize("name", optimizer._COPIED)
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("quantized", [False, True])
+def test_what_the_step_has_written_is_not_copied(
+    name: str, told: bool, quantized: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is asked of the step where a parameter has no plain shard or main parameter."""
+    asked: list[dict[Any, Any]] = []
+
+    @contextmanager
+    def copies_in_step(_: Any, copies: dict[Any, Any]) -> Iterator[None]:
+        asked.append(copies)
+        yield
+
+    step = SimpleNamespace(copies_in_step=copies_in_step, has_written_copies=lambda _: told)
+    monkeypatch.setitem(sys.modules, optimizer._STEP, step)
+    model, main = torch.ones(3, dtype=torch.bfloat16, requires_grad=True), torch.zeros(3)
+    id, _, of_model, of_main = optimizer._COPIED[name]
+    held = {of_model: [[model], []], of_main: [[None if quantized else main], []]}
+    one = type(name, (), {"optimizer": object(), **held})()
+    calls: list[str] = []
+    copy = patched(optimizer.PATCHES, lambda self: calls.append("copy"), id)
+    patched(optimizer.PATCHES, lambda self: copy(self), "copy-in-step")(one)
+    assert calls == ([] if told else ["copy"])
+    (found,) = asked
+    assert quantized == (not found)
+    if found:
+        found[main].fill_(5.0)
+        assert torch.equal(model, torch.full_like(model, 5.0)), "the model's memory"

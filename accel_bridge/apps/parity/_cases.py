@@ -418,6 +418,7 @@ def _adamw_inputs(
     weight_decay: float,
     scale: float | None = None,
     multiple: int = 1,
+    copied: bool = False,
 ) -> Inputs:
     """:param multiple: that every tensor's number of elements is one of."""
     sizes = ((multiple,), (37 * multiple,), (64, 33 * multiple), (3, 5, 7 * multiple))
@@ -434,6 +435,7 @@ def _adamw_inputs(
         "eps": 1e-8,
         "weight_decay": weight_decay,
         "scale": None if scale is None else torch.tensor([scale]),
+        "copies": [torch.zeros(size) for size in sizes] if copied else None,
     }
 
 
@@ -448,7 +450,15 @@ def _adamw_cases() -> Iterator[Case]:
         ("sizes that are multiples of 4", 10, 1.0, 0.1, None, 4),
     )
     changed = ("parameters", "first_moments", "second_moments")
-    return table("adamw", _adamw_inputs, settings, dtypes=[torch.float32], changed=changed)
+    yield from table("adamw", _adamw_inputs, settings, dtypes=[torch.float32], changed=changed)
+    yield from table(
+        "adamw",
+        partial(_adamw_inputs, copied=True),
+        [(f"{name}, copies", *arguments) for name, *arguments in settings[-2:]],
+        dtypes=DTYPES[1:],
+        float32=(*changed, "gradients", "scale"),
+        changed=(*changed, "copies"),
+    )
 
 
 def _weight_gradient_inputs(

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 from accel_bridge.kernels import ADAMW, AdamWOptions
-from accel_bridge.kernels.adamw import scale_in_place
+from accel_bridge.kernels.adamw import scale_in_place, write_copies
 
 
 @torch.no_grad()
@@ -19,6 +19,7 @@ def adamw(
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
     scale: torch.Tensor | None = None,
+    copies: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """The contract ``adamw``."""
     if not parameters:
@@ -41,6 +42,7 @@ def adamw(
         amsgrad=False,
         maximize=False,
     )
+    write_copies(parameters, copies)
 
 
 def _supports(
@@ -50,6 +52,7 @@ def _supports(
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
     scale: torch.Tensor | None = None,
+    copies: Sequence[torch.Tensor] | None = None,
 ) -> str | None:
     every = (*parameters, *gradients, *first_moments, *second_moments)
     if any(tensor.dtype != torch.float32 for tensor in every):

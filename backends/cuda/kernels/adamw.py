@@ -42,12 +42,14 @@ def _step(
     correction,
     eps,
     scale,
+    copies,
     SCALED: tl.constexpr,
+    COPIED: tl.constexpr,
     EVEN: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One chunk of a parameter, its gradient and its moments."""
+    """One chunk of a parameter, its gradient, its moments and its copy."""
     owner = tl.load(owners + tl.program_id(0))
     start = tl.load(chunks + tl.program_id(0)).to(tl.int64) * CHUNK
     size = tl.load(sizes + owner)
@@ -58,6 +60,8 @@ def _step(
     gradient = base + tl.multiple_of(tl.load(places + number + owner), 4)
     first = base + tl.multiple_of(tl.load(places + 2 * number + owner), 4)
     second = base + tl.multiple_of(tl.load(places + 3 * number + owner), 4)
+    if COPIED:
+        copy = copies + tl.multiple_of(tl.load(places + 4 * number + owner), 8)
     if SCALED:
         factor = tl.load(scale)
     for offset in range(0, CHUNK, BLOCK):
@@ -75,53 +79,69 @@ def _step(
         tl.store(first + place, m, mask=inside)
         tl.store(second + place, v, mask=inside)
         tl.store(parameter + place, p, mask=inside)
+        if COPIED:
+            tl.store(copy + place, p.to(copies.dtype.element_ty), mask=inside)
 
 
 @lru_cache(maxsize=16)
 def _layout(
-    addresses: tuple[int, ...], sizes: tuple[int, ...], device: torch.device
+    places: tuple[int, ...], sizes: tuple[int, ...], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
-    """Where tensors begin [4 n], their sizes [n], each program's tensor and chunk [programs].
+    """``places`` and ``sizes`` on the device, and each program's tensor and chunk [programs].
 
-    :param addresses: in bytes, of ``n`` parameters, then of their gradients and both moments.
     :param sizes: elements of each parameter.
     """
-    places = torch.tensor([(one - addresses[0]) // 4 for one in addresses], device="cpu")
     elements = torch.tensor(sizes, device="cpu")
     counts = (elements + _CHUNK - 1) // _CHUNK
     owners = torch.repeat_interleave(torch.arange(len(sizes), device="cpu"), counts)
     before = (counts.cumsum(0) - counts)[owners]
     chunks = torch.arange(len(owners), device="cpu") - before
-    numbers = (places, elements, owners.to(torch.int32), chunks.to(torch.int32))
+    numbers = (
+        torch.tensor(places, device="cpu"),
+        elements,
+        owners.to(torch.int32),
+        chunks.to(torch.int32),
+    )
     return tuple(one.to(device) for one in numbers)
+
+
+def _places(tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> tuple[int, ...] | None:
+    """Where tensors begin, in elements from the first; None: the kernel does not take them.
+
+    The host looks at each of what may be thousands of tensors, so it looks by C functions only.
+    """
+    addresses = tuple(map(torch.Tensor.data_ptr, tensors))
+    if (
+        {one.dtype for one in tensors} != {dtype}
+        or not all(map(torch.Tensor.is_contiguous, tensors))
+        or any(one % _ALIGNED for one in addresses)
+    ):
+        return None
+    return tuple((one - addresses[0]) // dtype.itemsize for one in addresses)
 
 
 def adamw(
     lists: Sequence[Sequence[torch.Tensor]],
     options: AdamWOptions,
     scale: torch.Tensor | None = None,
+    copies: Sequence[torch.Tensor] | None = None,
 ) -> bool:
-    """The contract ``adamw``, of float32 tensors without gaps; False if there are others.
-
-    The host looks at each of what may be thousands of tensors, so it looks by C functions only.
+    """The contract ``adamw``, of float32 tensors without gaps and copies of 16 bits.
 
     :param lists: parameters, gradients and both moments.
+    :returns: False if there are other tensors; nothing is done.
     """
     tensors = [one for several in lists for one in several]
-    addresses = tuple(map(torch.Tensor.data_ptr, tensors))
-    if (
-        {one.dtype for one in tensors} != {torch.float32}
-        or not all(map(torch.Tensor.is_contiguous, tensors))
-        or any(one % _ALIGNED for one in addresses)
-    ):
+    base, sizes = tensors[0], tuple(map(torch.Tensor.numel, lists[0]))
+    places = _places(tensors, torch.float32)
+    copied = _places(copies, copies[0].dtype) if copies else ()
+    if places is None or copied is None or (copies and copies[0].itemsize != 2):
         return False
-    base = tensors[0]
-    sizes = tuple(map(torch.Tensor.numel, lists[0]))
-    places, elements, owners, chunks = _layout(addresses, sizes, base.device)
+    starts, elements, owners, chunks = _layout(places + copied, sizes, base.device)
     first, second = options.betas
     _step[(owners.numel(),)](
         base,
-        places,
+        starts,
         elements,
         owners,
         chunks,
@@ -135,7 +155,9 @@ def adamw(
         (1.0 - second**options.step) ** -0.5,
         float(options.eps),
         base if scale is None else scale,
+        copies[0] if copies else base,
         SCALED=scale is not None,
+        COPIED=bool(copies),
         EVEN=not any(one % 4 for one in sizes),
         CHUNK=_CHUNK,
         BLOCK=_BLOCK,

@@ -9,7 +9,7 @@ import torch
 
 from accel_bridge.backends.cuda.kernels._choice import LARGE, missing
 from accel_bridge.kernels import ADAMW, AdamWOptions
-from accel_bridge.kernels.adamw import scale_in_place
+from accel_bridge.kernels.adamw import scale_in_place, write_copies
 
 
 @torch.no_grad()
@@ -20,6 +20,7 @@ def adamw(
     second_moments: Sequence[torch.Tensor],
     options: AdamWOptions,
     scale: torch.Tensor | None = None,
+    copies: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """The contract ``adamw``; one launch of Triton's where that saves more than it costs."""
     lists = (parameters, gradients, first_moments, second_moments)
@@ -28,7 +29,7 @@ def adamw(
     if _is_large(parameters) and missing() is None:
         from accel_bridge.backends.cuda.kernels import adamw as by_triton
 
-        if by_triton.adamw(lists, options, scale):
+        if by_triton.adamw(lists, options, scale, copies):
             return
     scale_in_place(gradients, scale)
     # The operator needs a step for each tensor and only reads it: one tensor serves all.
@@ -48,6 +49,7 @@ def adamw(
         amsgrad=False,
         maximize=False,
     )
+    write_copies(parameters, copies)
 
 
 def _is_large(parameters: Sequence[torch.Tensor]) -> bool:
@@ -60,7 +62,7 @@ def _is_large(parameters: Sequence[torch.Tensor]) -> bool:
 KERNELS: Final = (
     ADAMW.kernel(
         adamw,
-        "all tensors in one launch, at the speed of the memory; torch's operator for small ones",
+        "all tensors in one launch; torch's operator for small ones",
         source="torch._fused_adamw_ and accel_bridge",
     ),
 )

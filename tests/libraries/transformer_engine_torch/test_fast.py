@@ -288,6 +288,30 @@ def test_adam(te: ModuleType, moments: torch.dtype, monkeypatch: pytest.MonkeyPa
     assert (calls < len(counted) - calls) == (moments == torch.float32), "the way that it took"
 
 
+@pytest.mark.parametrize("closure", [None, lambda: None], ids=["short", "long"])
+def test_adam_writes_copies(te: ModuleType, closure: Any) -> None:
+    """Rounded once, also where a parameter has no copy of its own, or no gradient."""
+    from transformer_engine.pytorch.optimizers import FusedAdam
+
+    from accel_bridge.libraries.transformer_engine_torch.fast import optimizer as fast
+
+    torch.manual_seed(3)
+    weights = [torch.nn.Parameter(_randn(5, 4)) for _ in range(4)]
+    copies = {one: torch.zeros_like(one, dtype=torch.bfloat16) for one in weights[1:]}
+    optimizer = FusedAdam([{"params": weights[:2]}, {"params": weights[2:], "lr": 0.1}], lr=0.01)
+    for number in range(3):
+        for weight in weights[:-1]:
+            weight.grad = _randn(5, 4)
+        with fast.copies_in_step(optimizer, copies):
+            assert not fast.has_written_copies(optimizer)
+            optimizer.step(closure)
+            written = fast.has_written_copies(optimizer)
+        assert not fast.has_written_copies(optimizer)
+        assert written == (number > 1 and closure is None), "two steps make what it needs"
+        for one, copy in copies.items():
+            assert torch.equal(copy, one.detach().bfloat16() if written else torch.zeros_like(copy))
+
+
 @pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("ratio", [0.25, 4.0, float("nan")])
 @pytest.mark.parametrize("closure", [None, lambda: None], ids=["short", "long"])

@@ -1,19 +1,21 @@
 """The step of ``FusedAdam`` whose parameters, gradients and moments are plain float32 tensors.
 
-Such a step can clip the gradients, too, which then are not read and written once more before it.
+Such a step can clip the gradients and write the model's copies of the parameters, too, which then
+are not read once more before and after it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, zip_longest
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, compress, zip_longest
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
 
-from accel_bridge.kernels.adamw import scale_in_place
+from accel_bridge.kernels.adamw import scale_in_place, write_copies
 from accel_bridge.libraries.adam import AdamNumbers, adam
 from accel_bridge.libraries.transformer_engine_torch.fast import PLAIN, is_above_our_extension
 
@@ -26,6 +28,29 @@ Lists = list[list[torch.Tensor]]
 
 #: Optimizers that took such a step -> the factor of the gradients in the next one, or None.
 _scales: Final[WeakKeyDictionary[Any, torch.Tensor | None]] = WeakKeyDictionary()
+
+
+#: Optimizers -> copies of their parameters that a step is to write; none are left when it did.
+_copies: Final[WeakKeyDictionary[Any, dict[torch.Tensor, torch.Tensor]]] = WeakKeyDictionary()
+
+
+@contextmanager
+def copies_in_step(optimizer: Any, copies: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
+    """Have a step of the optimizer inside write the model's copies of its parameters.
+
+    :param copies: parameter -> its copy, in the same order of elements and any dtype.
+    """
+    if optimizer in _scales and copies and all(type(one) in PLAIN for one in copies.values()):
+        _copies[optimizer] = dict(copies)
+    try:
+        yield
+    finally:
+        _copies.pop(optimizer, None)
+
+
+def has_written_copies(optimizer: Any) -> bool:
+    """Whether the step inside of :func:`copies_in_step` wrote all of them."""
+    return _copies.get(optimizer) == {}
 
 
 def clip_in_step(
@@ -77,6 +102,7 @@ def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
             return original(self, closure, grad_scaler)
         if is_above_our_extension():
             _scales[self] = None
+        copies = _copies.get(self, {})
         for group, lists in zip(groups, found, strict=True):
             group["step"] = group.get("step", 0) + 1
             if not lists[0]:
@@ -90,19 +116,39 @@ def adam_step(original: Callable[..., Any], module: Any) -> Callable[..., Any]:
                 1 if group["bias_correction"] else 0,
                 group["weight_decay"],
             )
-            if scale is not None:
-                gradients, parameters, first, second = lists
-                adam(gradients, parameters, first, second, AdamNumbers(*numbers), scale=scale)
+            if scale is not None or copies:
+                _adam(lists, AdamNumbers(*numbers), copies, scale)
                 continue
             module.multi_tensor_applier(
                 self.multi_tensor_adam, self._dummy_overflow_buf, lists, *numbers
             )
+        # Of parameters without a gradient.
+        write_copies(list(copies), list(copies.values()))
+        copies.clear()
         return None
 
     # As torch does with the class of the first optimizer that is made.
     hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True
     return hooked  # type: ignore[no-any-return]
+
+
+def _adam(
+    lists: Lists,
+    numbers: AdamNumbers,
+    copies: dict[torch.Tensor, torch.Tensor],
+    scale: torch.Tensor | None,
+) -> None:
+    """A step of one group, which takes what it writes out of ``copies``."""
+    found = [copies.pop(one, None) for one in lists[1]]
+    for has_copy in (True, False):
+        chosen = [(one is not None) is has_copy for one in found]
+        gradients, parameters, first, second = (list(compress(one, chosen)) for one in lists)
+        if has_copy:
+            written = [one for one in found if one is not None]
+            adam(gradients, written, first, second, numbers, parameters, scale)
+        else:
+            adam(gradients, parameters, first, second, numbers, scale=scale)
 
 
 def _lists(optimizer: Any) -> list[Lists] | None:
