@@ -45,9 +45,9 @@ _PATCHES: Final = """\
 
 Every change to Megatron, from the records in `patches/`. A patch is applied when its module is
 imported, after the target's signature and the installed version were compared with the record.
-Each decides whether the selected backend needs it. `accel-bridge patches` shows the state of each on your machine, with the reason;
-`accel-bridge patches --json` has the whole record. `ACCEL_BRIDGE_PATCHES=-ID` leaves one out.
-[How to write one](extend-patch.md).
+Each decides whether the selected backend needs it. `accel-bridge patches` shows the state of each
+on your machine, with the reason; `accel-bridge patches --json` has the whole record.
+`ACCEL_BRIDGE_PATCHES=-ID` leaves one out. [How to write one](extend-patch.md).
 
 """
 
