@@ -116,18 +116,11 @@ def speed_table() -> str:
 
 
 def speed_notes() -> str:
-    """What the extra ``hopper`` gains, and what a hybrid model takes without mamba_ssm."""
+    """What a hybrid model takes without mamba_ssm."""
     rows = {(row["model"], row["way"]): row for row in _read("docs/performance.json")}
-    gains = []
-    for (model, way), row in rows.items():
-        if way == "hopper" and row["milliseconds"] < 0.995 * rows[model, "bridge"]["milliseconds"]:
-            ratio = rows[model, "te"]["milliseconds"] / row["milliseconds"]
-            gains.append(f"{NAMES[model]} {row['milliseconds']:.0f} ms, {ratio:.2f}x")
     alone = rows["hybrid", "bridge"]
-    return (
-        f"With the extra `hopper`: {'; '.join(gains)}; others as without. Nemotron-H without "
-        f"mamba_ssm: {alone['milliseconds']:.0f} ms, {alone['gigabytes']:.0f} GB.\n"
-    )
+    time, memory = alone["milliseconds"], alone["gigabytes"]
+    return f"Nemotron-H without mamba_ssm: {time:.0f} ms, {memory:.0f} GB.\n"
 
 
 def frameworks_table() -> str:
