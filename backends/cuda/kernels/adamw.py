@@ -15,6 +15,7 @@ import triton.language as tl
 
 from accel_bridge.backends.cuda.kernels._launch import Quick
 from accel_bridge.kernels import AdamWOptions
+from accel_bridge.kernels.adamw import write_copies
 
 #: Elements of a program, and those that it holds at a time: eight of each tensor in a thread.
 _CHUNK = 2048
@@ -126,7 +127,7 @@ def adamw(
     scale: torch.Tensor | None = None,
     copies: Sequence[torch.Tensor] | None = None,
 ) -> bool:
-    """The contract ``adamw``, of float32 tensors without gaps and copies of 16 bits.
+    """The contract ``adamw``, of float32 tensors without gaps; copies of 16 bits cost no pass.
 
     :param lists: parameters, gradients and both moments.
     :returns: False if there are other tensors; nothing is done.
@@ -134,10 +135,10 @@ def adamw(
     tensors = [one for several in lists for one in several]
     base, sizes = tensors[0], tuple(map(torch.Tensor.numel, lists[0]))
     places = _places(tensors, torch.float32)
-    copied = _places(copies, copies[0].dtype) if copies else ()
-    if places is None or copied is None or (copies and copies[0].itemsize != 2):
+    if places is None:
         return False
-    starts, elements, owners, chunks = _layout(places + copied, sizes, base.device)
+    written = _places(copies, copies[0].dtype) if copies and copies[0].itemsize == 2 else None
+    starts, elements, owners, chunks = _layout(places + (written or ()), sizes, base.device)
     first, second = options.betas
     _step[(owners.numel(),)](
         base,
@@ -155,12 +156,14 @@ def adamw(
         (1.0 - second**options.step) ** -0.5,
         float(options.eps),
         base if scale is None else scale,
-        copies[0] if copies else base,
+        copies[0] if copies and written else base,
         SCALED=scale is not None,
-        COPIED=bool(copies),
+        COPIED=bool(written),
         EVEN=not any(one % 4 for one in sizes),
         CHUNK=_CHUNK,
         BLOCK=_BLOCK,
         num_warps=_WARPS,
     )
+    if not written:
+        write_copies(lists[0], copies)
     return True

@@ -310,6 +310,8 @@ def test_adam_writes_copies(te: ModuleType, closure: Any) -> None:
         assert written == (number > 1 and closure is None), "two steps make what it needs"
         for one, copy in copies.items():
             assert torch.equal(copy, one.detach().bfloat16() if written else torch.zeros_like(copy))
+    with fast.copies_in_step(None, copies):  # a rank without parameters has no optimizer
+        assert not fast.has_written_copies(None)
 
 
 @pytest.mark.parametrize("on_device", [False, True])

@@ -38,19 +38,22 @@ _copies: Final[WeakKeyDictionary[Any, dict[torch.Tensor, torch.Tensor]]] = WeakK
 def copies_in_step(optimizer: Any, copies: Mapping[torch.Tensor, torch.Tensor]) -> Iterator[None]:
     """Have a step of the optimizer inside write the model's copies of its parameters.
 
+    :param optimizer: any object; one that takes no such step is left alone.
     :param copies: parameter -> its copy, in the same order of elements and any dtype.
     """
-    if optimizer in _scales and copies and all(type(one) in PLAIN for one in copies.values()):
-        _copies[optimizer] = dict(copies)
+    if not copies or optimizer not in _scales or any(type(c) not in PLAIN for c in copies.values()):
+        yield
+        return
+    _copies[optimizer] = dict(copies)
     try:
         yield
     finally:
-        _copies.pop(optimizer, None)
+        del _copies[optimizer]
 
 
 def has_written_copies(optimizer: Any) -> bool:
     """Whether the step inside of :func:`copies_in_step` wrote all of them."""
-    return _copies.get(optimizer) == {}
+    return optimizer in _copies and not _copies[optimizer]
 
 
 def clip_in_step(
