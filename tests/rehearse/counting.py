@@ -62,11 +62,12 @@ def _training(name: str, module: ModuleType) -> None:
 
 def count(rank: dict[str, Any], sizes: bool = True) -> Counter[tuple[Any, ...]]:
     """(kind, ranks of the group, dtype, bytes) of the second step's collectives -> how many."""
-    return Counter(
-        (kind, tuple(rank["own_groups"][group]["ranks"]), dtype, size if sizes else None)
-        for step, kind, group, dtype, _, size, _, _ in rank["calls"]
-        if step == 2
-    )
+    made: Counter[tuple[Any, ...]] = Counter()
+    for step, kind, group, dtype, _, size, *_, times in rank["calls"]:
+        if step == 2:
+            ranks = tuple(rank["own_groups"][group]["ranks"])
+            made[kind, ranks, dtype, size if sizes else None] += times
+    return made
 
 
 def volumes(counted: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:

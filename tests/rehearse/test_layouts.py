@@ -182,7 +182,8 @@ def test_few_microbatches_tell_of_all(layout: str, warm: str, tmp_path: Path) ->
     assert few["step"]["seconds"] == pytest.approx(everything["step"]["seconds"], rel=1e-9)
     # One too few, or too many, is another number of calls.
     for wrong in (-1, 1):
-        faulty = kept[0] | {"repeated": [[a, b, n + wrong] for a, b, n in kept[0]["repeated"]]}
+        calls = [[*call, n + wrong * (n > 1)] for *call, n in kept[0]["calls"]]
+        faulty = kept[0] | {"calls": calls}
         assert collectives(faulty) != collectives(kept[1]) == collectives(kept[0])
 
 

@@ -152,9 +152,8 @@ def _rank(rank: int, *calls: tuple[Any, ...]) -> dict[str, Any]:
         "rank": rank,
         "own_groups": [{"what": "TP", "ranks": [0, 1]}],
         "schedule": {},
-        "repeated": [],
         "calls": [
-            [1, kind, 0, "bfloat16", [[size]], 2 * size, peer, f"a.py:{size}"]
+            [1, kind, 0, "bfloat16", [[size]], 2 * size, peer, f"a.py:{size}", 1]
             for kind, size, peer in calls
         ],
     }
@@ -175,10 +174,10 @@ def test_matching() -> None:
 
 def test_ranks_of_which_one_ran_more_microbatches_meet() -> None:
     few, more = (_rank(n, *[("all_reduce", 4, -1)] * calls) for n, calls in ((0, 3), (1, 9)))
-    few |= {"repeated": [[1, 2, 6]], "schedule": {"run": 3}}
+    few["calls"][1][-1], few["schedule"] = 7, {"run": 3}
     more["schedule"] = {"run": 9}
     assert match([few, more]) == []
-    few["repeated"] = [[1, 2, 5]]
+    few["calls"][1][-1] = 6
     assert "never does" in match([few, more])[0]
 
 

@@ -63,6 +63,7 @@ class Call:
     :param size: bytes of these.
     :param peer: rank in the group: root, destination or source; -1 without.
     :param site: file, line and function that called it.
+    :param times: how many it stands for, where microbatches are counted that were not run.
     """
 
     step: int
@@ -73,6 +74,7 @@ class Call:
     size: int
     peer: int
     site: str
+    times: int = 1
 
     def row(self) -> list[Any]:
         """For the rank's file."""
@@ -92,8 +94,6 @@ class Collectives:
     step: int = 0
     sent: dict[str, Any] = field(default_factory=dict)
     received: Callable[[int, str], Any] = lambda rank, broadcast: None
-    #: Calls of a microbatch that stand for more: from, to, how many times more.
-    repeated: list[tuple[int, int, int]] = field(default_factory=list)
     _known: dict[str, int] = field(default_factory=dict)
     _broadcasts: Counter[int] = field(default_factory=Counter)
 
@@ -108,7 +108,7 @@ class Collectives:
     def again(self, calls: Sequence[Call]) -> None:
         """The same calls as in another microbatch."""
         for one in calls:
-            self.calls.append(one if one.step == self.step else replace(one, step=self.step))
+            self.calls.append(replace(one, step=self.step, times=1))
             if one.kind == "broadcast":
                 self._broadcasts[one.group] += 1
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from accel_bridge.apps.rehearse.devices import Device
-from accel_bridge.apps.rehearse.matching import calls_of
 
 #: Share of the data sheet's arithmetic or bandwidth that each kind of kernel reaches: the median
 #: over the profiled rows of docs/performance.json (H200).
@@ -111,10 +110,10 @@ def estimate(rank: dict[str, Any], device: Device, network: Network) -> Estimate
         waiting = computing * (schedule["stages"] - 1) / turns
     last = max((call[0] for call in rank["calls"]), default=0)
     communicating = 0.0
-    for step, kind, group, _, _, size, _, _ in calls_of(rank):
+    for step, kind, group, _, _, size, _, _, times in rank["calls"]:
         ranks = rank["own_groups"][group]["ranks"]
         if step == last and len(ranks) > 1:
-            communicating += network.seconds(kind, size, ranks, device)
+            communicating += times * network.seconds(kind, size, ranks, device)
     busy = computing + waiting
     seconds = busy + communicating / 2
     low, high = busy * 0.85, busy * 1.25 + communicating

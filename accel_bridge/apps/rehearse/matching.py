@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from accel_bridge.errors import BridgeError
@@ -15,18 +17,13 @@ from accel_bridge.errors import BridgeError
 #: may differ from its neighbours'.
 _EQUAL: Final = frozenset({"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"})
 _POINT: Final = frozenset({"send", "recv"})
-_STEP, _KIND, _GROUP, _DTYPE, _SHAPES, _SIZE, _PEER, _SITE = range(8)
+_STEP, _KIND, _GROUP, _DTYPE, _SHAPES, _SIZE, _PEER, _SITE, _TIMES = range(9)
 
 
-def calls_of(rank: Mapping[str, Any]) -> list[list[Any]]:
-    """All calls, of the microbatches too that were not run."""
-    made: list[list[Any]] = []
-    calls, place = rank["calls"], 0
-    for begin, end, times in rank["repeated"]:
-        made += calls[place:end] + calls[begin:end] * times
-        place = end
-    made += calls[place:]
-    return made
+def _all(calls: list[list[Any]]) -> list[list[Any]]:
+    """Of the microbatches too that were not run."""
+    runs = (list(run) for _, run in groupby(calls, itemgetter(_STEP, _TIMES)))
+    return [call for run in runs for call in run * run[0][_TIMES]]
 
 
 def match(ranks: Sequence[dict[str, Any]]) -> list[str]:
@@ -36,7 +33,7 @@ def match(ranks: Sequence[dict[str, Any]]) -> list[str]:
     groups: dict[tuple[str, tuple[int, ...]], list[tuple[int, list[Any]]]] = {}
     for one in ranks:
         by_group: dict[int, list[Any]] = {}
-        for call in one["calls"] if alike else calls_of(one):
+        for call in one["calls"] if alike else _all(one["calls"]):
             by_group.setdefault(call[_GROUP], []).append(call)
         for number, group in enumerate(one["own_groups"]):
             key = (group["what"], tuple(group["ranks"]))

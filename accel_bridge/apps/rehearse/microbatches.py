@@ -123,7 +123,8 @@ class Microbatches:
             if len(self._slots) != self._number:
                 self._session.again("all", "their forward passes do not follow one another")
             mode, (begin, end, work) = self._mode, self._repeated
-            mode.collectives.repeated.append((begin, end, self._times))
+            for call in mode.collectives.calls[begin:end]:
+                call.times += self._times
             mode.work.again(work, self._times)
             for number in self._left:
                 mode.ledger.release(number)

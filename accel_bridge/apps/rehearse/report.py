@@ -12,7 +12,7 @@ from typing import Any, Final
 from accel_bridge.apps import _html
 from accel_bridge.apps.rehearse.devices import GB, MIB, Device
 from accel_bridge.apps.rehearse.estimate import Estimate, Network, estimate
-from accel_bridge.apps.rehearse.matching import calls_of, match, of_all, stand_for
+from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import CLASSES
 from accel_bridge.errors import BridgeError
 from accel_bridge.process.extras import require
@@ -158,12 +158,12 @@ def collectives(rank: dict[str, Any]) -> list[dict[str, Any]]:
     last = max((call[0] for call in rank["calls"]), default=0)
     count: Counter[tuple[str, str, int]] = Counter()
     size: Counter[tuple[str, str, int]] = Counter()
-    for step, kind, group, _, _, number, _, _ in calls_of(rank):
+    for step, kind, group, _, _, number, _, _, times in rank["calls"]:
         if step == last and step:
             what = rank["own_groups"][group]
             key = (kind, what["what"], len(what["ranks"]))
-            count[key] += 1
-            size[key] += number
+            count[key] += times
+            size[key] += times * number
     return [
         {"kind": key[0], "group": key[1], "ranks": key[2], "count": count[key], "bytes": size[key]}
         for key in sorted(count)

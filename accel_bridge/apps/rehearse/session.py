@@ -65,7 +65,6 @@ def result(session: Any, mode: Rehearsal, seconds: dict[str, Any]) -> dict[str, 
         "notes": session.notes,
         "remedies": session.remedies,
         "schedule": session.schedule,
-        "repeated": mode.collectives.repeated,
         "seconds": seconds,
     }
 
