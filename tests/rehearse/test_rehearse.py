@@ -189,6 +189,13 @@ def test_the_tutorial(tmp_path: Path) -> None:
         ("#SBATCH --nodes=2 --ntasks-per-node=2", "srun -l --partition batch {rank}"),
         ("#SBATCH -N 2\n#SBATCH --job-name x", "srun -l bash -c '{torchrun}'; {torchrun}"),
         ("", "srun -n 4 -N2 sh -c 'test $RANK = $SLURM_PROCID && {rank}'"),
+        # What runs before the training, on one task and on each.
+        (
+            "#SBATCH --nodes=2 --ntasks-per-node=2 --gres=gpu:h100:2",
+            "test $(srun -N 1 -n 1 echo $SLURM_NTASKS $SLURM_GPUS_ON_NODE | tr ' ' -) = 4-2\n"
+            "srun bash -c true\nsrun {rank}",
+        ),
+        ("", "sbatch -N 2 <<'EOF'\n#!/bin/bash\n#SBATCH --ntasks-per-node 2\nsrun {rank}\nEOF"),
     ],
 )
 def test_a_job_is_rehearsed_without_slurm(head: str, line: str, tmp_path: Path) -> None:

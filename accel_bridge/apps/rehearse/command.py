@@ -218,7 +218,9 @@ def _collect(plan: Plan, command: Sequence[str], status: int) -> dict[str, Any]:
     launch = plan.load("launch")
     if launch is not None:
         choose(plan.ranks, launch["world"], None)
-    failed = sorted(directory.glob("failed.*.json"))
+    # Without what srun started on each task before the training.
+    ended = {directory / path.name.replace("rank", "failed") for path in plan.results()}
+    failed = sorted({*directory.glob("failed.*.json")} - ended)
     data: dict[str, Any] = {"rank": 0, "status": status}
     if failed:
         data = json.loads(failed[0].read_text())
