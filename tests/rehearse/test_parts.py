@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.attention.flex_attention import create_block_mask
 
 from accel_bridge.apps.rehearse import devices, replaced
 from accel_bridge.apps.rehearse.command import _said, main
@@ -22,6 +23,7 @@ from accel_bridge.apps.rehearse.memory import MIB, simulate
 from accel_bridge.apps.rehearse.microbatches import enough
 from accel_bridge.apps.rehearse.mode import Rehearsal
 from accel_bridge.apps.rehearse.report import Outcome, _rank_rows, advise, checkpoint, table
+from accel_bridge.apps.rehearse.work import less
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import rehearsal
 
@@ -87,17 +89,23 @@ def test_any_rank_writes_the_index_of_a_data_set(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("iterations", "samples", "steps"),
-    [(500, None, 2), (1, None, 1), (None, 8, 1), (None, 80, 2), (0, None, 2)],
+    [
+        *((500, None, 2), (1, None, 1), (None, 8, 1), (0, None, 2)),
+        pytest.param(None, 80, 1, marks=pytest.mark.megatron),
+    ],
 )
 def test_a_short_training(iterations: int | None, samples: int | None, steps: int) -> None:
     args = SimpleNamespace(train_iters=iterations, train_samples=samples, global_batch_size=8)
-    args.rampup_batch_size = ["4", "4", "100"] if samples else None
+    args.seq_length = 1
+    args.rampup_batch_size = ["4", "4", "100"] if samples == 8 else None
+    args.step_batch_size_schedule = "0:8, 1K:32 2M:64" if samples == 80 else None
     notes: list[str] = []
     session = SimpleNamespace(steps=2, note=notes.append)
     rehearsal._shorten(args, cast(rehearsal.Session, session))
     assert session.steps == steps
     assert len(notes) == (steps < 2) + bool(samples)
     assert args.rampup_batch_size is None
+    assert args.global_batch_size == (64 if samples == 80 else 8)
 
 
 def test_a_compiled_function_keeps_its_arguments_and_results() -> None:
@@ -276,6 +284,32 @@ def test_attention_has_the_values_width(dtype: torch.dtype, width: int) -> None:
         query, key = (torch.empty(2, 4, 8, 24, dtype=dtype) for _ in range(2))
         value = torch.empty(2, 4, 8, width, dtype=dtype)
         assert replaced.attention(query, key, value, is_causal=True).shape == value.shape
+
+
+def test_the_arithmetic_of_attention_is_of_the_keys_that_are_seen() -> None:
+    """All, half of them, and a window's: by FlashAttention, by cuDNN, and by FlexAttention."""
+    flash = torch.ops.aten._flash_attention_forward
+    cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
+    found = []
+    mask = create_block_mask(lambda b, n, i, j: (j <= i) & (j > i - 512), 1, 1, 4096, 4096, "cpu")
+    with FakeTensorMode(allow_non_fake_inputs=True), Rehearsal("cpu", 0) as mode:
+        query = torch.empty(1, 2, 4096, 64, dtype=torch.bfloat16)
+        packed = query.transpose(1, 2)
+        sizes = None, None, 4096, 4096, 0.0
+        for call in (
+            lambda: cudnn(query, query, query, None, True),
+            lambda: cudnn(query, query, query, None, True, 0.0, True),
+            lambda: flash(packed, packed, packed, *sizes, True, False, window_size_left=-1),
+            lambda: flash(packed, packed, packed, *sizes, False, False, window_size_left=511),
+            lambda: replaced.flex_attention(query, query, query, block_mask=mask),
+        ):
+            before = mode.work.rows()
+            call()
+            found.append(less(mode.work.kinds, before)["attention"][1])
+    whole = 2 * 4096 * 4096 * (2 * 64 + 2 * 64)
+    # FlexAttention's tiles that the edge of the window cuts are whole.
+    assert found[:4] == [whole, whole // 2, whole // 2, whole // 8]
+    assert found[4] == pytest.approx(whole / 8 * 1.2, rel=0.05)
 
 
 @pytest.mark.parametrize("capacity", [3, 4, 6])

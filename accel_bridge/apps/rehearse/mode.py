@@ -81,7 +81,7 @@ class Rehearsal(TorchDispatchMode):
                 if isinstance(one, FakeTensor):
                     self.see(one)
         values.follow(func, args, kwargs, out)
-        if self.work.operation(func, name, args, out):
+        if self.work.operation(func, name, args, kwargs, out):
             self._keep_workspace()
         if size := temporary(name, args):
             self.pass_by(size)

@@ -194,13 +194,23 @@ def flex_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    *args: Any,
+    score_mod: Any = None,
+    block_mask: Any = None,
     scale: float | None = None,
-    enable_gqa: bool = False,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """A kernel that torch.compile would make: it keeps what FlashAttention keeps."""
-    return attention(query, key, value, scale=scale, enable_gqa=enable_gqa)
+    """A kernel that torch.compile would make: it keeps what FlashAttention keeps, and computes the
+    tiles of its mask.
+    """
+    window = key.shape[-2]
+    if block_mask is not None and values.known(block_mask.kv_num_blocks) is not None:
+        window = round(window * (1 - block_mask.sparsity() / 100))
+    query, key, value = (one.transpose(1, 2) for one in (query, key, value))
+    sizes = None, None, query.shape[1], key.shape[1]
+    band = {"window_size_left": window - 1, "window_size_right": 0}
+    flash = torch.ops.aten._flash_attention_forward
+    out = flash(query, key, value, *sizes, 0.0, False, False, scale=scale, **band)[0]
+    return cast(torch.Tensor, out.transpose(1, 2))
 
 
 # --- object collectives: every rank would say the same -------------------------------------------

@@ -86,7 +86,9 @@ class Work:
                 return
         self.add("Triton's kernels", 0, traffic)
 
-    def operation(self, func: Any, name: str, args: Sequence[Any], out: Any) -> bool:
+    def operation(
+        self, func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> bool:
         """An operation of torch's; whether it is a GEMM."""
         places = _GEMMS.get(func)
         if places is not None:
@@ -100,8 +102,11 @@ class Work:
             self.add(kind, count, _size(left) + _size(right) + _size(result))
             return True
         if "attention" in name:
-            self._attention(name, args)
-            return False
+            names = (one.name for one in func._schema.arguments)
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            if {"query", "key", "value"} <= given.keys():
+                self._attention(name, given)
+                return False
         if func.namespace != "aten" or func.is_view or name in _FREE:
             return False
         traffic = 0
@@ -113,21 +118,25 @@ class Work:
         self.add("optimizer" if "adam" in name else name, 0, traffic)
         return False
 
-    def _attention(self, name: str, args: Sequence[Any]) -> None:
+    def _attention(self, name: str, given: Mapping[str, Any]) -> None:
         backward = "backward" in name
-        query, key, value = args[1:4] if backward else args[:3]
+        query, key, value = (given[one] for one in ("query", "key", "value"))
         if name.startswith("_flash_attention"):  # [b, s, n, d], or [t, n, d]
-            tokens, heads, width = query.shape[-3], query.shape[-2], query.shape[-1]
+            tokens, heads, width = query.shape[-3:]
             batch = query.shape[0] if query.dim() == 4 else 1
-            longest = args[9 if backward else 6]
-            longest = longest if isinstance(longest, int) else key.shape[-3]
+            longest = given["max_k"]
         else:  # [b, n, s, d]
             batch, heads, tokens, width = query.shape
             longest = key.shape[-2]
-        causal = any(one is True for one in args)
-        count = batch * heads * tokens * longest * (width + value.shape[-1])
-        count = count * (1 if causal else 2) * (5 if backward else 2) // 2
-        self.add("attention", count, sum(map(_size, (query, key, value))))
+        # Twice the keys that a query sees, on average.
+        seen = longest if given.get("is_causal") else 2 * longest
+        left, right = (given.get(f"window_size_{side}") for side in ("left", "right"))
+        if left is not None and left >= 0:
+            seen = min(seen, 2 * (left + 1 + max(right or 0, 0)))
+        count = batch * heads * tokens * seen * (width + value.shape[-1])
+        self.add(
+            "attention", count * (5 if backward else 2) // 2, sum(map(_size, (query, key, value)))
+        )
 
 
 def _size(tensor: torch.Tensor) -> int:
