@@ -54,6 +54,7 @@ def attach(session: Session) -> None:
     steps: dict[str, Callable[[ModuleType, Session], None]] = {
         f"{fsdp}.uneven_dtensor": _shards,
         "megatron.core.nccl_allocator": _user_buffers,
+        "megatron.core.safe_globals": _pickles,
         "megatron.core.pipeline_parallel.p2p_communication": _stages,
         "megatron.core.pipeline_parallel.schedules": _schedules,
         "megatron.core.datasets.blended_megatron_dataset_builder": _data_sets,
@@ -208,6 +209,12 @@ def _of_callers(name: str, default: Any = None) -> Any:
             return frame.f_locals[name]
         frame = frame.f_back
     return default
+
+
+def _pickles(module: ModuleType, session: Session) -> None:
+    """Megatron takes its own pickles apart for a checkpoint; fake tensors have a class of ours."""
+    if hasattr(module, "SafeUnpickler"):  # from 0.17
+        del module.SafeUnpickler.find_class
 
 
 def _user_buffers(module: ModuleType, session: Session) -> None:
@@ -375,7 +382,7 @@ def _arguments(module: ModuleType, session: Session) -> None:
     def parsed(*rest: Any, **kwargs: Any) -> Any:
         args = parse(*rest, **kwargs)
         _adapt(args, session)  # before anyone looks whether its files are there
-        _without_tokenizer(args)
+        _without_tokenizer(args, session)
         if not _has_checkpoint_args(args, session):
             _no_checkpoint(args, session)
         return args
@@ -466,6 +473,14 @@ def _shorten(args: Any, session: Session) -> None:
     if getattr(args, "rampup_batch_size", None):
         args.rampup_batch_size = None
         session.note(f"the batch is {args.global_batch_size}, to which --rampup-batch-size grows")
+    if schedule := getattr(args, "step_batch_size_schedule", None):
+        from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
+
+        steps = StepBatchsizeNumMicroBatchesCalculator._parse_schedule(schedule, args.seq_length)
+        args.global_batch_size = max(size for _, size in steps)
+        args.step_batch_size_schedule = None
+        note = f"the batch is {args.global_batch_size}, the largest of --step-batch-size-schedule"
+        session.note(note)
     length = args.train_iters or (args.train_samples or 0) // args.global_batch_size
     if 0 < length < session.steps:
         session.note(f"the training ends after step {length}: no later one is rehearsed")
@@ -534,18 +549,17 @@ _SIZES: Final = {
 }
 
 
-def _without_tokenizer(args: Any) -> None:
+def _without_tokenizer(args: Any, session: Session) -> None:
     """Vocabularies that are not on this machine are put aside, before anyone looks for them."""
     kind = getattr(args, "tokenizer_type", None)
     given = {name: getattr(args, name, None) for name in _VOCABULARIES}
     named = {name: path for name, path in given.items() if path}
     sized = getattr(args, "vocab_size", None) is not None
-    absent = [
-        path
-        for path in named.values()
-        if not os.path.exists(path) and not _from_hub(path, kind, sized)
-    ]
-    if absent:
+    absent = [path for path in named.values() if not os.path.exists(path)]
+    asked = [path for path in absent if _from_hub(path, kind, sized)]
+    if asked:
+        session.note(f"{asked[0]} comes from its hub; with --vocab-size N it is not asked for")
+    elif absent:
         setattr(args, _ABSENT, absent[0])
         _set(args, dict.fromkeys(named))
 

@@ -23,8 +23,15 @@ T = TypeVar("T")
 _CONTRACTS: Final[dict[str, Contract[Any, Any]]] = {}
 #: Every contract by its name; a contract enters it when it is made.
 CONTRACTS: Final[Mapping[str, Contract[Any, Any]]] = MappingProxyType(_CONTRACTS)
-#: (contract, reason) of fallbacks that were already reported, so that each is one line.
-_REPORTED: Final[set[tuple[str, str]]] = set()
+#: What ran instead of a kernel, and why: reported once each.
+FALLBACKS: Final[set[str]] = set()
+
+
+def fell_back(line: str) -> None:
+    """Report what runs instead of a kernel, and why."""
+    if line not in FALLBACKS:
+        FALLBACKS.add(line)
+        log.say(line)
 
 
 def supports_every_call(*args: Any, **kwargs: Any) -> str | None:
@@ -133,10 +140,7 @@ class Kernel(Generic[P, R]):
         reason = supports(*args, **kwargs)
         if reason is not None:
             function = self.contract.reference
-            name = self.contract.name
-            if (name, reason) not in _REPORTED:
-                _REPORTED.add((name, reason))
-                log.say(f"{name}: reference instead of {self.source}: {reason}")
+            fell_back(f"{self.contract.name}: reference instead of {self.source}: {reason}")
         if _watcher is not None:
             function = _watcher(self.contract.name, function)
         if torch._C._is_any_autocast_enabled():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import sys
@@ -366,7 +367,7 @@ def test_a_vocabulary_that_is_not_here(tmp_path: Path) -> None:
 
     def size(kind: str | None, given: int | None, default: str | None = None) -> int:
         args = SimpleNamespace(tokenizer_type=kind, vocab_size=given, vocab_file="absent.txt")
-        rehearsal._without_tokenizer(args)
+        rehearsal._without_tokenizer(args, session)
         assert args.vocab_file is None
         rehearsal._own_tokenizer(args, session, kind or default)
         if args.vocab_file is not None:  # of marks, which BERT's data set asks for
@@ -379,6 +380,9 @@ def test_a_vocabulary_that_is_not_here(tmp_path: Path) -> None:
     assert size("HuggingFaceTokenizer", 128_256) == 128_256  # no hub is asked
     with pytest.raises(BridgeError, match="nothing tells its size"):
         size("GPTSentencePieceTokenizer", None)
+    hub = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "deepseek-ai/DeepSeek-V3"}
+    rehearsal._without_tokenizer(SimpleNamespace(**hub), session)
+    assert notes[-1].endswith("with --vocab-size N it is not asked for")
 
 
 def test_a_fake_tensor_is_pickled_as_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,3 +392,11 @@ def test_a_fake_tensor_is_pickled_as_its_bytes(monkeypatch: pytest.MonkeyPatch) 
         data = pickle.dumps(torch.empty(100, 10))
         assert 4000 < len(data) < 5000
         assert pickle.loads(data).shape == (100, 10)
+
+        class SafeUnpickler(pickle.Unpickler):
+            def find_class(self, module: str, name: str) -> Any:
+                raise pickle.UnpicklingError(name)
+
+        module = cast(ModuleType, SimpleNamespace(SafeUnpickler=SafeUnpickler))
+        rehearsal._pickles(module, cast(rehearsal.Session, None))
+        assert SafeUnpickler(io.BytesIO(data)).load().shape == (100, 10)

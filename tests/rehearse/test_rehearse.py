@@ -116,6 +116,7 @@ def test_a_command_that_trains_nothing(tmp_path: Path) -> None:
 #: On the device before there are ranks, which never are.
 ALONE = """
 import torch
+from accel_bridge import kernels
 model = torch.nn.Linear(1024, 1024).cuda()
 last = torch.nn.Linear(1024, 8, device="cuda")
 optimizer = torch.optim.SGD([*model.parameters(), *last.parameters()])
@@ -129,6 +130,7 @@ class Doubled(torch.autograd.Function):
     def backward(ctx, grad):
         return grad * torch.tensor(2.0, device=grad.device)  # in a thread of autograd's
 
+kernels.fell_back("a kernel: its reference")
 Doubled.apply(last(model(torch.randn(4, 1024, device="cuda")))).sum().backward()
 optimizer.step()
 """
@@ -151,6 +153,7 @@ def test_one_process_without_torchrun(steps: str, status: int, tmp_path: Path) -
         assert "ends after 1 of 2 steps" in run.stderr
         assert "--steps 1" in run.stderr
     else:
+        assert "note: a kernel: its reference; NVIDIA's" in run.stdout
         parameters = 1024 * 1024 + 1024 + 8 * 1024 + 8
         assert json.loads(made.read_text())["ranks"][0]["parameters"] == parameters
 

@@ -30,6 +30,7 @@ from accel_bridge.apps.rehearse.microbatches import Microbatches
 from accel_bridge.apps.rehearse.mode import Rehearsal, launched
 from accel_bridge.apps.rehearse.plan import WAITED, Plan
 from accel_bridge.device import Context
+from accel_bridge.kernels import FALLBACKS
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import now_or_when_imported
 
@@ -323,6 +324,8 @@ class Session:
         """Write what was found, and end: nothing that follows is part of the rehearsal."""
         mode = self.mode
         assert mode is not None
+        for line in sorted(FALLBACKS) if not self.device.limits else ():
+            self.note(f"{line}; NVIDIA's Transformer Engine may be faster there, with less memory")
         self._label(mode)
         seconds = {
             "start": self._entered - self._started,

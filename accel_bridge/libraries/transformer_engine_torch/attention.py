@@ -26,6 +26,7 @@ from accel_bridge.kernels import (
     Sequences,
     SequenceSplit,
     context_parallel_attention,
+    fell_back,
     packed_attention,
     packed_context_parallel_attention,
 )
@@ -326,6 +327,8 @@ def fused_attn_fwd(*arguments: Any) -> list[torch.Tensor]:
     state = _scores.seed(call.query.device) if dropout else torch.zeros(2, dtype=torch.int64)
     leaves = whole = most = None
     if call.needs_scores or dropout:
+        why = "dropout" if dropout else "a bias of padded or packed sequences"
+        fell_back(f"attention: all scores instead of a kernel, for {why}")
         with torch.no_grad():
             made, lse, most = _scores.forward(call.scores(), *call.tensors, dropout, state)
         output = call.queries.back(made, call.like_output())
