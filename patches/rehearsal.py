@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final, Protocol
 
@@ -26,6 +27,7 @@ class Session(Protocol):
     remedies: list[dict[str, Any]]
     schedule: dict[str, int]
     plan_files: Callable[[], list[list[Any]]] | None
+    keepers: list[Callable[[], Iterable[tuple[str, Iterable[Any]]]]]
     microbatches: Any
 
     def note(self, line: str) -> None:
@@ -52,6 +54,7 @@ def attach(session: Session) -> None:
     """Watch Megatron's modules as they are imported."""
     fsdp = "megatron.core.distributed.fsdp.src.megatron_fsdp"
     steps: dict[str, Callable[[ModuleType, Session], None]] = {
+        f"{fsdp}.param_and_grad_buffer": _gradients,
         f"{fsdp}.uneven_dtensor": _shards,
         "megatron.core.nccl_allocator": _user_buffers,
         "megatron.core.safe_globals": _pickles,
@@ -349,6 +352,17 @@ def _training(module: ModuleType, session: Session) -> None:
 
     module.train_step = step  # type: ignore[attr-defined]
     module.get_train_valid_test_num_samples = few  # type: ignore[attr-defined]
+
+
+def _gradients(module: ModuleType, session: Session) -> None:
+    """Megatron-FSDP's are in buffers that no parameter names."""
+
+    def kept() -> Iterable[tuple[str, Iterable[Any]]]:
+        all_of_them = [one for one in gc.get_objects() if type(one) is module.ParamAndGradBuffer]
+        buffers = [group.main_grad_buffer for one in all_of_them for group in one.parameter_groups]
+        yield "main gradients", [one.data for one in buffers if one is not None]
+
+    session.keepers.append(kept)
 
 
 def _shards(module: ModuleType, session: Session) -> None:

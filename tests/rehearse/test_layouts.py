@@ -63,7 +63,7 @@ LAYOUTS = {
 }
 
 #: Layouts whose checkpoint's files are compared too.
-SAVED = ("dp2-overlap", "fsdp2")
+SAVED = ("dp2-overlap", "fsdp", "fsdp2")
 
 
 @pytest.mark.timeout(500)

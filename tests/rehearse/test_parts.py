@@ -253,6 +253,20 @@ def test_time_follows_the_network_that_was_given() -> None:
     assert late.communicating == pytest.approx(slow.communicating + 1, rel=0.01)
 
 
+def test_the_host_takes_its_time() -> None:
+    """An optimizer there, and copies of gradients and weights."""
+    rank = _rank(0, ("all_reduce", 1, -1)) | {"schedule": {}}
+    with FakeTensorMode(), Rehearsal("cuda", 0) as mode:
+        there, here = (torch.empty(10**9, device=device) for device in ("cuda", "cpu"))
+        before = mode.work.rows()
+        here.copy_(there)
+        here.mul_(here)
+        rank["work"] = less(mode.work.kinds, before)
+    found = estimate(rank, devices.find("h200"), Network())
+    assert found.communicating == pytest.approx(4e9 / 50e9, rel=0.01)
+    assert found.computing == pytest.approx(3 * 4e9 / 50e9, rel=0.01)
+
+
 def test_what_an_npu_would_not_take_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     from accel_bridge.apps.rehearse.backend import RehearsedBackend
     from accel_bridge.kernels import ATTENTION, AttentionOptions

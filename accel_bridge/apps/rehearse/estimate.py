@@ -20,6 +20,11 @@ REACHED: Final = {
 }
 #: Among the kinds of work, and no kernel: the modules that ran forward.
 MODULES: Final = "modules"
+#: Likewise: operations of an optimizer on the host, and copies to it or from it.
+HOST: Final = "host"
+COPIES: Final = "copies"
+#: A device's share of its host's memory, and its bus, bytes a second: of usual machines.
+HOST_SPEED: Final = 50e9
 #: An operation costs the host about this much (Python, autograd, the launch): small models and
 #: small experts wait for it. Calibrated on the rows of docs/performance.json that it limits.
 LAUNCH: Final = 60e-6
@@ -62,7 +67,7 @@ class Estimate:
     """Seconds of a step.
 
     :param computing: of kernels; ``waiting``: of a pipeline's fill and drain;
-        ``communicating``: of collectives, none of it hidden.
+        ``communicating``: of collectives and of copies to the host, none of it hidden.
     :param low: if all communication hides behind computation; ``high``: if none does, and kernels
         reach a quarter less.
     """
@@ -101,15 +106,17 @@ def estimate(rank: dict[str, Any], device: Device, network: Network) -> Estimate
         elif kind == "float32 matmul":
             speed = device.tflops * 1e12 / 2
         arithmetic = operations / (speed * share)
-        kinds[kind] = max(arithmetic, traffic / (device.bandwidth * REACHED["rest"]))
+        bandwidth = HOST_SPEED if kind in (HOST, COPIES) else device.bandwidth * REACHED["rest"]
+        kinds[kind] = max(arithmetic, traffic / bandwidth)
     launching = few * LAUNCH + (calls - few) * DISPATCH
-    computing = max(sum(kinds.values()), launching)
+    host, communicating = kinds.get(HOST, 0.0), kinds.get(COPIES, 0.0)
+    computing = max(sum(kinds.values()) - host - communicating, launching)
     waiting = 0.0
     if schedule := rank["schedule"]:
         turns = schedule["chunks"] * schedule["microbatches"]
         waiting = computing * (schedule["stages"] - 1) / turns
+    computing += host
     last = max((call[0] for call in rank["calls"]), default=0)
-    communicating = 0.0
     for step, kind, group, _, _, size, _, _, times in rank["calls"]:
         ranks = rank["own_groups"][group]["ranks"]
         if step == last and len(ranks) > 1:

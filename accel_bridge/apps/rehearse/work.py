@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from accel_bridge.apps.rehearse.estimate import COPIES, HOST
 
 aten: Final = torch.ops.aten
 
@@ -109,13 +112,16 @@ class Work:
                 return False
         if func.namespace != "aten" or func.is_view or name in _FREE:
             return False
-        traffic = 0
+        tensors = []
         for one in (*args, out) if not isinstance(out, tuple) else (*args, *out):
-            if isinstance(one, torch.Tensor):
-                traffic += _size(one)
-            elif isinstance(one, (list, tuple)):
-                traffic += sum(_size(t) for t in one if isinstance(t, torch.Tensor))
-        self.add("optimizer" if "adam" in name else name, 0, traffic)
+            many = one if isinstance(one, (list, tuple)) else (one,)
+            tensors += [tensor for tensor in many if isinstance(tensor, torch.Tensor)]
+        kind, traffic = "optimizer" if "adam" in name else name, sum(map(_size, tensors))
+        fakes = (one for one in tensors if type(one) is FakeTensor and one.numel() > 1)
+        if there := sum(_size(one) for one in fakes if one.fake_device.type == "cpu"):
+            kind = HOST if there == traffic else COPIES
+            traffic = traffic if kind == HOST else min(there, traffic - there)
+        self.add(kind, 0, traffic)
         return False
 
     def _attention(self, name: str, given: Mapping[str, Any]) -> None:
