@@ -210,7 +210,11 @@ def test_a_job_is_rehearsed_without_slurm(head: str, line: str, tmp_path: Path) 
     made = tmp_path / "made.json"
     rehearse = [python, "-m", "accel_bridge", "rehearse", "--ranks", "0,3", "--json", made]
     run = subprocess.run(
-        [*rehearse, "--", "bash", script], capture_output=True, text=True, check=False, timeout=300
+        [*rehearse, "--", "sbatch" if "gres" in head else "bash", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert [rank["rank"] for rank in json.loads(made.read_text())["ranks"]] == [0, 3]

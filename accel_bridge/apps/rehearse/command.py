@@ -172,9 +172,9 @@ def rehearse(
     try:
         # torchrun of an environment that is not entered
         beside = Path(sys.executable).parent / argv[0]
-        if shutil.which(argv[0]) is None and beside.is_file():
+        if shutil.which(argv[0], path=environ["PATH"]) is None and beside.is_file():
             argv[0] = str(beside)
-        if shutil.which(argv[0]) is None:
+        if shutil.which(argv[0], path=environ["PATH"]) is None:
             raise RehearsalError(
                 f"there is no command {argv[0]!r}.",
                 evidence=f"looked in PATH={os.environ.get('PATH', '')}",

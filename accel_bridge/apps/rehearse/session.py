@@ -324,7 +324,8 @@ class Session:
         """Write what was found, and end: nothing that follows is part of the rehearsal."""
         mode = self.mode
         assert mode is not None
-        for line in sorted(FALLBACKS) if not self.device.limits else ():
+        nvidia = self.device.kernels == "cuda" and not self.device.limits
+        for line in sorted(FALLBACKS) if nvidia else ():
             self.note(f"{line}; NVIDIA's Transformer Engine may be faster there, with less memory")
         self._label(mode)
         seconds = {

@@ -74,8 +74,11 @@ def _submit(plan: Plan, argv: Sequence[str]) -> NoReturn:
     script = list(argv[start:])
     if not script:
         line = re.search(r"--wrap[= ](.*)", " ".join(argv))
+        text = f"#!/bin/sh\n{line[1]}" if line else "" if sys.stdin.isatty() else sys.stdin.read()
+        if not text:
+            sys.exit(f"sbatch {' '.join(argv)}: which of it is the script?")
         script = [os.path.join(plan.directory, "bin", "job")]
-        Path(script[0]).write_text(f"#!/bin/sh\n{line[1]}" if line else sys.stdin.read())
+        Path(script[0]).write_text(text)
     os.environ |= environment(script[:1], " ".join(argv[:start]))
     os.execvp("bash", ["bash", *script])
 
