@@ -163,12 +163,14 @@ def test_one_process_without_torchrun(steps: str, status: int, tmp_path: Path) -
     [
         (["--device", "h1000"], "no device"),
         (["--ranks", "7"], "no rank 7"),
+        ([], "starts no rank"),
         (["--ranks", "0-1"], "numbers with commas"),
     ],
 )
 def test_what_is_not_there(options: list[str], says: str, tmp_path: Path) -> None:
-    status, text, _ = _rehearse(tmp_path, *options)
+    status, text, _ = _rehearse(tmp_path, *options, ranks=2 if options else 0)
     assert status != 0, text
+    assert "Traceback" not in text
     assert says in text
     assert text.count("accel-bridge: error:") == 1
 
@@ -196,7 +198,7 @@ def test_the_tutorial(tmp_path: Path) -> None:
         (
             "#SBATCH --nodes=2 --ntasks-per-node=2 --gres=gpu:h100:2",
             "test $(srun -N 1 -n 1 echo $SLURM_NTASKS $SLURM_GPUS_ON_NODE | tr ' ' -) = 4-2\n"
-            "srun bash -c true\nsrun {rank}",
+            "test $(nvidia-smi -L | wc -l) = 8\nsrun bash -c true\nsrun {rank}",
         ),
         ("", "sbatch -N 2 <<'EOF'\n#!/bin/bash\n#SBATCH --ntasks-per-node 2\nsrun {rank}\nEOF"),
     ],

@@ -10,15 +10,12 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 
-from accel_bridge.apps.rehearse.devices import MIB, TYPE, Device
+from accel_bridge.apps.rehearse.devices import MIB, PER_NODE, TYPE, Device
 from accel_bridge.device.backend import Backend, DeviceSpec, Features, Memory, Probe
 
 if TYPE_CHECKING:
     from accel_bridge.apps.rehearse.session import Session
     from accel_bridge.kernels import Kernel, Kernels
-
-#: Devices of a machine, where ``--nproc-per-node gpu`` leaves the number to the machine.
-PER_NODE: Final = 8
 
 
 #: What libraries look up in ``torch.DEVICE_TYPE``.

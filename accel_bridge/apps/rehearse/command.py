@@ -165,7 +165,7 @@ def rehearse(
     environ.setdefault("ACCEL_BRIDGE_LOG", "quiet")
     argv = list(command)
     environ = {**slurm.environment(argv), **environ}
-    slurm.stand_in(Path(directory, "bin"))
+    slurm.stand_in(Path(directory, "bin"), devices.find(device).title)
     environ["PATH"] = f"{directory}/bin:{environ.get('PATH', '')}"
     if argv[0] == "-m" or argv[0].endswith(_SCRIPTS):
         argv = [sys.executable, *argv]

@@ -13,6 +13,8 @@ from accel_bridge.process.environment import did_you_mean
 #: about devices of type cuda, and there is none.
 TYPE: Final = "rehearsed"
 GB: Final = 10**9
+#: Devices of a machine, where ``--nproc-per-node gpu`` or ``nvidia-smi`` tells a script how many.
+PER_NODE: Final = 8
 MIB: Final = 2**20
 
 

@@ -137,6 +137,12 @@ def choose(wanted: str, world: int, found: Mapping[str, Any] | None) -> list[int
     :param found: the first rank's result; None before there is one.
     :raises RankError: a number that is none of a rank.
     """
+    if world < 1:
+        raise RankError(
+            "the command starts no rank.",
+            evidence=f"its nodes times its processes of each are {world}",
+            next="torchrun --nproc-per-node 8, or as many as a machine there has devices",
+        )
     if re.fullmatch(NUMBERS, wanted):
         ranks = sorted({int(one) for one in wanted.split(",")})
         if ranks[-1] >= world:

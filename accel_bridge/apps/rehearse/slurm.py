@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Final, NoReturn
 
 from accel_bridge.apps.rehearse.attach import Launcher
+from accel_bridge.apps.rehearse.devices import PER_NODE
 from accel_bridge.apps.rehearse.plan import Plan
 
 #: Option of ``srun`` and ``sbatch`` -> the variable that holds it in a job.
@@ -59,11 +60,13 @@ def environment(command: Sequence[str], options: str = "") -> dict[str, str]:
     return found
 
 
-def stand_in(directory: Path) -> None:
-    """Commands of Slurm's, for the front of ``PATH``."""
+def stand_in(directory: Path, title: str) -> None:
+    """Commands of Slurm's, and what counts a machine's devices, for the front of ``PATH``."""
     directory.mkdir()
     ours = f'exec "{sys.executable}" -m {__name__} $(basename "$0") "$@"'
-    for name, line in (("srun", ours), ("sbatch", ours), ("scontrol", "echo localhost")):
+    commands = {"srun": ours, "sbatch": ours, "scontrol": "echo localhost"}
+    commands["nvidia-smi"] = f"yes '{title}' | head -n {PER_NODE}"
+    for name, line in commands.items():
         (directory / name).write_text(f"#!/bin/sh\n{line}\n")
         (directory / name).chmod(0o755)
 
