@@ -117,10 +117,13 @@ class Work:
             many = one if isinstance(one, (list, tuple)) else (one,)
             tensors += [tensor for tensor in many if isinstance(tensor, torch.Tensor)]
         kind, traffic = "optimizer" if "adam" in name else name, sum(map(_size, tensors))
-        fakes = (one for one in tensors if type(one) is FakeTensor and one.numel() > 1)
-        if there := sum(_size(one) for one in fakes if one.fake_device.type == "cpu"):
-            kind = HOST if there == traffic else COPIES
-            traffic = traffic if kind == HOST else min(there, traffic - there)
+        here, there = 0, 0
+        for one in tensors:
+            if type(one) is FakeTensor and one.numel() > 1:
+                there += _size(one) * (one.fake_device.type == "cpu")
+                here += _size(one) * (one.fake_device.type != "cpu")
+        if there:
+            kind, traffic = (COPIES, min(here, there)) if here else (HOST, traffic)
         self.add(kind, 0, traffic)
         return False
 
