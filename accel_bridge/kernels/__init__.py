@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from accel_bridge.kernels._contract import (
     CONTRACTS,
-    FALLBACKS,
     Contract,
     Kernel,
     Kernels,
     compute_dtype,
-    fell_back,
     reference_kernel,
     supports_every_call,
     watch_kernels,
@@ -94,7 +92,6 @@ __all__ = [
     "CONTRACTS",
     "CROSS_ENTROPY",
     "EMBEDDING_GRADIENT",
-    "FALLBACKS",
     "FLOAT8_BLOCK_QUANTIZE",
     "FLOAT8_CURRENT_QUANTIZE",
     "FLOAT8_QUANTIZE",
@@ -139,7 +136,6 @@ __all__ = [
     "compute_dtype",
     "context_parallel_attention",
     "convolution_state",
-    "fell_back",
     "float8_scale",
     "from_bnsd",
     "gamma",

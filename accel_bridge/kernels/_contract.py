@@ -23,15 +23,6 @@ T = TypeVar("T")
 _CONTRACTS: Final[dict[str, Contract[Any, Any]]] = {}
 #: Every contract by its name; a contract enters it when it is made.
 CONTRACTS: Final[Mapping[str, Contract[Any, Any]]] = MappingProxyType(_CONTRACTS)
-#: What ran instead of a kernel, and why: reported once each.
-FALLBACKS: Final[set[str]] = set()
-
-
-def fell_back(line: str) -> None:
-    """Report what runs instead of a kernel, and why."""
-    if line not in FALLBACKS:
-        FALLBACKS.add(line)
-        log.say(line)
 
 
 def supports_every_call(*args: Any, **kwargs: Any) -> str | None:
@@ -140,7 +131,7 @@ class Kernel(Generic[P, R]):
         reason = supports(*args, **kwargs)
         if reason is not None:
             function = self.contract.reference
-            fell_back(f"{self.contract.name}: reference instead of {self.source}: {reason}")
+            log.fall_back(f"{self.contract.name}: reference instead of {self.source}: {reason}")
         if _watcher is not None:
             function = _watcher(self.contract.name, function)
         if torch._C._is_any_autocast_enabled():

@@ -21,6 +21,8 @@ LOG_VARIABLE: Final = "ACCEL_BRIDGE_LOG"
 #: Where it is set, what this process has said, for the processes that it starts: they do not
 #: repeat it to the same place.
 SAID: Final = "_ACCEL_BRIDGE_SAID"
+#: What ran instead of a kernel, and why: said once each.
+FALLBACKS: Final[set[str]] = set()
 _said_by_parents: Final = frozenset(os.environ.get(SAID, "").split())
 
 
@@ -31,6 +33,13 @@ def say(line: str, *, anywhere: bool = False) -> None:
     """
     if _level() != "quiet":
         (_print if anywhere else _write)(line)
+
+
+def fall_back(line: str) -> None:
+    """Say what runs instead of a kernel, and why."""
+    if line not in FALLBACKS:
+        FALLBACKS.add(line)
+        say(line)
 
 
 def warn(line: str) -> None:

@@ -23,6 +23,7 @@ from accel_bridge.apps.rehearse.matching import match, of_all, stand_for
 from accel_bridge.apps.rehearse.memory import MIB, simulate
 from accel_bridge.apps.rehearse.microbatches import enough
 from accel_bridge.apps.rehearse.mode import Rehearsal
+from accel_bridge.apps.rehearse.passes import UNKNOWN, Key, Pass
 from accel_bridge.apps.rehearse.report import Outcome, _rank_rows, advise, checkpoint, table
 from accel_bridge.apps.rehearse.work import less
 from accel_bridge.errors import BridgeError
@@ -341,6 +342,21 @@ def test_experts_with_a_capacity_take_tokens_that_chose_them(capacity: int) -> N
         mask = torch.zeros_like(scores).scatter(0, rows, 1)
         assert mask.sum(0).tolist() == [capacity] * 4
         assert (mask * taken).sum(0).tolist() == [min(capacity, 4)] * 4
+
+
+def test_a_pass_that_releases_what_the_one_before_held_and_holds_nothing() -> None:
+    """As where a recomputed router's tensors are gone when the backward pass ends."""
+    held: dict[Key, Any] = {}
+    with FakeTensorMode(), Rehearsal("cpu", 0) as mode:
+        passes = [Pass(mode)]
+        module = SimpleNamespace(tensor=torch.empty(64))
+        passes[-1].end({}, [], held)
+        for _ in range(2):
+            passes.append(Pass(mode))
+            module.tensor = None
+            torch.empty(64)
+            passes[-1].end({}, passes[:-1], held)
+    assert [UNKNOWN in one.events for one in passes] == [False, True, False]
 
 
 def test_what_was_assumed_once_is_assumed_again() -> None:

@@ -116,7 +116,7 @@ def test_a_command_that_trains_nothing(tmp_path: Path) -> None:
 #: On the device before there are ranks, which never are.
 ALONE = """
 import torch
-from accel_bridge import kernels
+from accel_bridge.process import log
 model = torch.nn.Linear(1024, 1024).cuda()
 last = torch.nn.Linear(1024, 8, device="cuda")
 optimizer = torch.optim.SGD([*model.parameters(), *last.parameters()])
@@ -130,7 +130,7 @@ class Doubled(torch.autograd.Function):
     def backward(ctx, grad):
         return grad * torch.tensor(2.0, device=grad.device)  # in a thread of autograd's
 
-kernels.fell_back("a kernel: its reference")
+log.fall_back("a kernel: its reference")
 Doubled.apply(last(model(torch.randn(4, 1024, device="cuda")))).sum().backward()
 optimizer.step()
 """

@@ -89,8 +89,10 @@ class Pass:
                 freed.add(older.get(~event))
                 self.events.append(("held", older[~event]) if ~event in older else UNKNOWN)
         self.held = {place: key for place, key in enumerate(self._keys) if key in freed}
-        held |= {key: ledger.reference(self.first + place) for place, key in self.held.items()}
-        if not freed <= {key for key in self.held.values() if held[key] is not None}:
+        taken = ((key, ledger.reference(self.first + place)) for place, key in self.held.items())
+        now = {key: reference for key, reference in taken if reference is not None}
+        held |= now
+        if not freed <= now.keys():
             self.events.append(UNKNOWN)  # nothing takes its place
         self.calls = self.mode.collectives.calls[self._call :]
         self.work = less(self.mode.work.kinds, self.work)

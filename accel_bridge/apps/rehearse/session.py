@@ -30,7 +30,6 @@ from accel_bridge.apps.rehearse.microbatches import Microbatches
 from accel_bridge.apps.rehearse.mode import Rehearsal, launched
 from accel_bridge.apps.rehearse.plan import WAITED, Plan
 from accel_bridge.device import Context
-from accel_bridge.kernels import FALLBACKS
 from accel_bridge.process import log
 from accel_bridge.process.import_hook import now_or_when_imported
 
@@ -325,7 +324,7 @@ class Session:
         mode = self.mode
         assert mode is not None
         nvidia = self.device.kernels == "cuda" and not self.device.limits
-        for line in sorted(FALLBACKS) if nvidia else ():
+        for line in sorted(log.FALLBACKS) if nvidia else ():
             self.note(f"{line}; NVIDIA's Transformer Engine may be faster there, with less memory")
         self._label(mode)
         seconds = {

@@ -26,7 +26,6 @@ from accel_bridge.kernels import (
     Sequences,
     SequenceSplit,
     context_parallel_attention,
-    fell_back,
     packed_attention,
     packed_context_parallel_attention,
 )
@@ -41,6 +40,7 @@ from accel_bridge.libraries.transformer_engine_torch.enums import (
     NVTE_QKV_Format,
     NVTE_Softmax_Type,
 )
+from accel_bridge.process import log
 
 #: The kernel's name of a format.
 LAYOUTS: Final[dict[str, Layout]] = {"SBHD": "SBHD", "BSHD": "BSHD", "THD": "TND", "BHSD": "BNSD"}
@@ -328,7 +328,7 @@ def fused_attn_fwd(*arguments: Any) -> list[torch.Tensor]:
     leaves = whole = most = None
     if call.needs_scores or dropout:
         why = "dropout" if dropout else "a bias of padded or packed sequences"
-        fell_back(f"attention: all scores instead of a kernel, for {why}")
+        log.fall_back(f"attention: all scores instead of a kernel, for {why}")
         with torch.no_grad():
             made, lse, most = _scores.forward(call.scores(), *call.tensors, dropout, state)
         output = call.queries.back(made, call.like_output())
