@@ -29,6 +29,8 @@ _PATTERN_V2: Final = "|".join(
         r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     )
 )
+#: Attribute of the parsed arguments: what this Megatron's own parser takes of :data:`CHOICES`.
+_OWN: Final = "_accel_bridge_own_choices"
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +217,19 @@ def _settle_spec(args: argparse.Namespace) -> list[str]:
 
 
 def add_choices(parser: argparse.ArgumentParser) -> None:
-    """Let ``parser`` accept the values; :func:`settle_choices` handles them."""
+    """Let ``parser`` accept the values; :func:`settle_choices` handles them.
+
+    It refuses none that ``parser`` takes by itself.
+    """
+    own = []
     for action in parser._actions:
         known = CHOICES.get(action.dest)
         if known and action.choices is not None:
+            own += [(action.dest, value) for value in known if value in action.choices]
             # A list of its own: upstream shares some of them.
             action.choices = [*action.choices, *(k for k in known if k not in action.choices)]
+    if own:
+        parser.set_defaults(**{_OWN: own})
 
 
 def settle_choices(args: argparse.Namespace) -> list[str]:
@@ -229,6 +238,7 @@ def settle_choices(args: argparse.Namespace) -> list[str]:
     :raises ArgumentError: a value of a feature that Megatron does not have.
     """
     lines = _settle_spec(args)
+    own = vars(args).pop(_OWN, ())
     for name, known in CHOICES.items():
         value = getattr(args, name, None)
         if isinstance(value, list) and len(value) == 1:
@@ -237,6 +247,8 @@ def settle_choices(args: argparse.Namespace) -> list[str]:
             continue
         flag = f"{flag_of(name)} {value}"
         choice = known[value]
+        if choice.sets is None and (name, value) in own:
+            continue
         if choice.sets is None:
             raise ArgumentError(
                 f"{flag} is not supported.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -244,6 +245,17 @@ def test_values_that_only_mindspeed_knows() -> None:
     refused = parser.parse_args("--moe-router-load-balancing-type sparsemixer_topk".split())
     with pytest.raises(ArgumentError, match="SparseMixer"):
         settle(refused, lambda line: None)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_value_that_megatron_knows_too_is_left_alone(own: bool) -> None:
+    parser = argparse.ArgumentParser()
+    choices = ["softmax", *["sqrtsoftplus"] * own]
+    parser.add_argument("--moe-router-score-function", choices=choices)
+    args = add_flags(parser).parse_args(["--moe-router-score-function", "sqrtsoftplus"])
+    with nullcontext() if own else pytest.raises(ArgumentError, match="no such feature"):
+        assert settle(args, lambda line: None) == []
+    assert args.moe_router_score_function == "sqrtsoftplus"
 
 
 def test_instruction_data_must_be_there(tmp_path: Path) -> None:
