@@ -42,9 +42,13 @@ MODEL: Final[Sequence[Sequence[str]]] = (
     ("-", "--disable-bias-linear", "--disable-bias-linear", "--disable-bias-linear --add-qkv-bias"),
     ("-", "--untie-embeddings-and-output-weights"),
     ("-", "-", "--apply-residual-connection-post-layernorm"),
-    ("-", "-", "--embedding-init-method-std 1.0", "--no-scaled-init"),
-    ("-", "-", "-", "--mtp-num-layers 1", "--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3",
-     "--mtp-num-layers 2"),
+    ("-", "-", "--embedding-init-method-std 1.0", "--no-scaled-init",
+     "--make-vocab-size-divisible-by 96", "--output-logit-dtype fp32",
+     "--use-mup --mup-base-hidden-size 32 --mup-embedding-mult 2.0 --mup-base-head-dim 8",
+     "--use-mup --mup-base-hidden-size 16 --mup-attn-scale-power 0.5 --mup-output-mult 0.7"),
+    ("-", "-", "-", "-", "--mtp-num-layers 1", "--mtp-num-layers 2",
+     "--mtp-num-layers 1 --mtp-loss-scaling-factor 0.3", "--mtp-num-layers 1 --mtp-detach-heads",
+     "--mtp-num-layers 2 --mtp-use-repeated-layer"),
 )  # fmt: skip
 ATTENTION: Final[Sequence[Sequence[str]]] = (
     ("--num-attention-heads 4",),
@@ -67,7 +71,9 @@ ATTENTION: Final[Sequence[Sequence[str]]] = (
 )  # fmt: skip
 LATENT_ATTENTION: Final[Sequence[Sequence[str]]] = (
     ("--num-attention-heads 4",),
-    (LATENT,),
+    (LATENT, LATENT,
+     "--multi-latent-attention --kv-lora-rank 24 --qk-head-dim 16 --qk-pos-emb-head-dim 8 "
+     "--v-head-dim 12"),
     ("-", "--q-lora-rank 32"),
     ("-", "--qk-layernorm"),
     ("-", "--rope-type rope", "--rope-type yarn --rotary-scaling-factor 4",
@@ -80,16 +86,23 @@ ROUTED: Final[Sequence[Sequence[str]]] = (
     ("--moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-2",
      "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-2",
      "--moe-router-load-balancing-type none",
-     "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-2"),
+     "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-2",
+     "--moe-router-load-balancing-type seq_aux_loss aux_loss --moe-aux-loss-coeff 1e-2 3e-2",
+     "--moe-router-load-balancing-type quantile_balancing",
+     "--moe-router-load-balancing-type quantile_balancing --moe-router-quantile-balancing-ema 0.5"),
     ("-", "-", "--moe-shared-expert-intermediate-size 64",
      "--moe-shared-expert-intermediate-size 64 --moe-shared-expert-gate"),
     ("-", "--moe-router-pre-softmax", "--moe-router-score-function sigmoid",
      "--moe-router-score-function sigmoid --moe-router-enable-expert-bias",
+     "--moe-router-score-function sqrtsoftplus",
+     "--moe-router-score-function sqrtsoftplus --moe-router-enable-expert-bias "
+     "--moe-router-bias-update-rate 1e-1",
      "--moe-router-pre-softmax --moe-router-topk-scaling-factor 2.5",
      "--moe-router-num-groups 2 --moe-router-group-topk 1"),
     ("-", "-", "--moe-z-loss-coeff 1e-3", "--moe-router-dtype fp64"),
     ("-", "-", "--moe-layer-freq [0,1,1,1]", "--moe-layer-freq 2"),
-    ("-", "-", "-", "--swiglu --no-bias-swiglu-fusion --activation-func-clamp-value 0.5"),
+    ("-", "-", "-", "--swiglu --no-bias-swiglu-fusion --activation-func-clamp-value 0.5",
+     "--swiglu --moe-mlp-glu-interleave-size 8 --moe-grouped-gemm"),
     ("-", "-", "--moe-latent-size 32", "--moe-apply-probs-on-input --moe-router-topk 1"),
 )  # fmt: skip
 #: Dropped tokens depend on which tokens a rank has, so these go with one process only.
@@ -169,7 +182,15 @@ NEUTRAL: Final[Sequence[str]] = (
     "--moe-layer-recompute", "--moe-use-legacy-grouped-gemm --moe-grouped-gemm",
     "--moe-token-dispatcher-type alltoall --overlap-moe-expert-parallel-comm",
     "--moe-hybridep-num-sms 4",
-    "--torch-nn-attention",
+    "--torch-nn-attention", "--use-te-activation-func", "--use-transformer-engine-op-fuser",
+    "--recompute-activations", "--log-max-attention-logit", "--disable-gloo-process-groups",
+    "--use-distributed-optimizer --ddp-reduce-scatter-with-fp32-accumulation",
+    "--no-align-grad-reduce", "--te-rng-tracker", "--inference-rng-tracker",
+    "--eval-iters 2 --eval-interval 2", "--full-validation --eval-iters 2 --eval-interval 3",
+    "--init-model-with-meta-device", "--check-weight-hash-across-dp-replicas-interval 2",
+    "--use-grouped-gemm-for-dense-mlp", "--use-grouped-gemm-for-shared-expert",
+    "--moe-grouped-gemm --delay-wgrad-compute", "--mla-down-proj-fusion",
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
 )  # fmt: skip
 
 PRECISIONS: Final = (
@@ -216,6 +237,10 @@ LAYOUTS: Final[Sequence[Layout]] = (
     Layout(2, f"{_PP2} --num-layers-per-virtual-pipeline-stage 1 "
               "--microbatch-group-size-per-virtual-pipeline-stage 4"),
     Layout(2, f"{_PP2} --decoder-first-pipeline-num-layers 1"),
+    Layout(2, f"{_PP2} --decoder-last-pipeline-num-layers 1 --defer-embedding-wgrad-compute"),
+    Layout(2, f"{_PP2} --num-layers-per-virtual-pipeline-stage 1 "
+              "--overlap-p2p-communication-warmup-flush"),
+    Layout(2, "--tensor-parallel-num-weight-shards 2"),
     Layout(2, f"{_PP2} --pipeline-model-parallel-layout Ettt|tL"),
     Layout(2, f"{_PP2} --pipeline-model-parallel-layout Et|t|tt|L"),
     Layout(2, f"{_CP2}"), Layout(2, f"{_CP2} --cp-comm-type a2a"),
@@ -228,6 +253,11 @@ LAYOUTS: Final[Sequence[Layout]] = (
     Layout(2, f"{_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1", True),
     Layout(2, f"{_SP} --expert-tensor-parallel-size 2", True),
     Layout(4, f"{_SP} {_PP2} --num-layers-per-virtual-pipeline-stage 1"),
+    Layout(4, "--use-distributed-optimizer --num-distributed-optimizer-instances 2"),
+    Layout(4, "--context-parallel-size 4 --hierarchical-context-parallel-sizes 2 2 "
+              "--cp-comm-type a2a+p2p"),
+    Layout(4, f"--tensor-model-parallel-size 2 {_PP2} --distribute-saved-activations "
+              "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"),
     Layout(4, f"{_SP} {_CP2}"), Layout(4, f"{_CP2} --use-distributed-optimizer"),
     Layout(4, f"{_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 2", True),
     Layout(4, f"{_PP2} --expert-model-parallel-size 2", True),
@@ -366,6 +396,10 @@ def draw(
         layouts = [one for one in layouts if "tensor" not in one.flags or "sequence" in one.flags]
     if "--untie" not in " ".join(what):
         layouts = without("fsdp2")
+    depths = re.search(r"--mtp-num-layers (\d)", text)
+    if depths:
+        last = "m" * int(depths[1]) + "L"
+        layouts = [replace(one, flags=re.sub("L$", last, one.flags)) for one in layouts]
     if "--calculate-per-token-loss" in text:
         banned.append("average")
         # Megatron's wrapper of torch's FSDP never divides by the tokens.
