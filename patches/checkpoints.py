@@ -1,5 +1,5 @@
-"""Checkpoints that Megatron would take for something else: no iteration, another vocabulary;
-and the paths in its arguments, checked before anything is built from them.
+"""Checkpoints that Megatron would take for something else: no iteration, another vocabulary,
+other weight shards; and the paths in its arguments, checked before anything is built from them.
 """
 
 from __future__ import annotations
@@ -124,8 +124,37 @@ def _sizes(args: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)
 
 
-def _check_vocabulary(context: PatchContext, stored: Any) -> None:
+#: What divides a weight: tensor parallelism, and 0.19's weight shards beyond it.
+_DIVIDES: Final = ("tensor_model_parallel_size", "gtp_weight_remat_size")
+_DIVIDES_EXPERTS: Final = ("expert_tensor_parallel_size", "expert_gtp_weight_remat_size")
+
+
+def check_weight_shards(stored: Any, here: Any) -> None:
+    """A gate's rows must be divided as they were.
+
+    Megatron halves each rank's rows into gate and rest, as if they were tensor parallel alone; of
+    weight shards one rank has rows of one half only, and both are mixed where the sizes change.
+
+    :raises ArgumentError: the two runs' arguments divide them otherwise.
+    """
+    gated = getattr(here, "swiglu", False) or getattr(here, "quick_geglu", False)
+    for names in (_DIVIDES, _DIVIDES_EXPERTS) if gated else ():
+        old, new = ([getattr(one, name, None) or 1 for name in names] for one in (stored, here))
+        if old != new and max(old[1], new[1]) > 1:
+            raise ArgumentError(
+                "Megatron would read this checkpoint's gated weights in a wrong order.",
+                evidence=[
+                    f"{where}: " + ", ".join(map("{} {}".format, names, sizes))
+                    for where, sizes in (("checkpoint", old), ("this run", new))
+                ],
+                next="give the sizes that it was saved with; --tensor-parallel-num-weight-shards "
+                "(experts: --expert-tensor-parallel-num-weight-shards) is their product",
+            )
+
+
+def _check_arguments(context: PatchContext, stored: Any) -> None:
     here = context.module.get_args()
+    check_weight_shards(stored, here)
     if vocabulary_differs(stored, here):
         raise ArgumentError(
             "The checkpoint is of another vocabulary size.",
@@ -140,10 +169,10 @@ PATCHES = (
         id="checkpoint-vocabulary",
         target="megatron.training.checkpointing:check_checkpoint_args",
         kind=Kind.WRAP,
-        make=before(_check_vocabulary),
-        why="a distributed checkpoint of another vocabulary size is loaded as far as it fits",
-        removed_when="upstream compares vocab_size",
-        loses="training goes on with embeddings that mean other tokens",
+        make=before(_check_arguments),
+        why="a checkpoint of another vocabulary, or a gate's of other weight shards, loads wrongly",
+        removed_when="upstream compares them",
+        loses="training goes on with wrong weights",
         uses=("checkpoint_args",),
     ),
 )

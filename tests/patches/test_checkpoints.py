@@ -18,7 +18,12 @@ from torch.distributed.checkpoint.metadata import TensorProperties
 from accel_bridge.errors import BridgeError
 from accel_bridge.patches import dist_checkpointing, parameter_groups, save_lock
 from accel_bridge.patches._variables import CHECKSUMS
-from accel_bridge.patches.checkpoints import TRACKER, check_iteration, vocabulary_differs
+from accel_bridge.patches.checkpoints import (
+    TRACKER,
+    check_iteration,
+    check_weight_shards,
+    vocabulary_differs,
+)
 from accel_bridge.patches.checksums import (
     FILE,
     DamagedCheckpoint,
@@ -157,6 +162,22 @@ def test_vocabularies() -> None:
     assert not vocabulary_differs(_run(None, 50304), _run(None, 50432, 2))
     assert not vocabulary_differs(_run(255, 256), _run(255, 512, 4))
     assert not vocabulary_differs(SimpleNamespace(), _run(255, 256))
+
+
+def test_a_gate_in_other_weight_shards_is_refused() -> None:
+    def run(parallel: int, shards: int, **more: bool) -> SimpleNamespace:
+        return SimpleNamespace(
+            tensor_model_parallel_size=parallel, gtp_weight_remat_size=shards, **more
+        )
+
+    for stored, here in ((run(1, 2), run(1, 1)), (run(1, 1), run(1, 2)), (run(1, 2), run(2, 2))):
+        check_weight_shards(stored, here)
+        here.swiglu = True
+        with pytest.raises(ArgumentError, match="wrong order"):
+            check_weight_shards(stored, here)
+    check_weight_shards(run(1, 2), run(1, 2, swiglu=True))
+    check_weight_shards(run(1, 1), run(2, 1, swiglu=True))
+    check_weight_shards(SimpleNamespace(tensor_model_parallel_size=1), run(1, 1, swiglu=True))
 
 
 class Quantized(torch.Tensor):
