@@ -87,8 +87,8 @@ PATCHES = (
         target="megatron.core.datasets.utils:compile_helpers",
         kind=Kind.WRAP,
         make=_make,
-        why="megatron.training always runs `make`, which exits 1 in a pip-installed Megatron; in a "
-        "checkout it needs pybind11 and compiles for whichever Python is first on the path",
+        why="megatron.training runs `make`, which fails in a pip-installed Megatron; in a checkout "
+        "it needs pybind11 and compiles for the path's first Python",
         removed_when="compile_helpers returns when helpers_cpp can be imported",
         loses="training stops with 'Failed to compile the C++ dataset helper functions'",
     ),

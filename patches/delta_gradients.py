@@ -1,7 +1,8 @@
-"""The gradient of a gated delta layer's output norm, which all heads share.
+"""The gradient of a gated delta layer's output norm, which all heads share, and those of experts.
 
-Tensor-parallel ranks have heads of their own, so each has a part of that gradient. Only sequence
-parallelism sums the parts.
+Tensor-parallel ranks have heads of their own, so each has a part of the norm's gradient. Only
+sequence parallelism sums the parts. Experts with other weight shards than the dense layers divide
+theirs by another number of ranks than have tokens.
 """
 
 from __future__ import annotations
@@ -38,14 +39,39 @@ def _follow(layer: Any, _args: Any) -> None:
             setattr(weight, _NAME, True)
 
 
-PATCHES = tuple(
+def _wrapped(_context: PatchContext, _result: None, ddp: Any) -> None:
+    """As upstream; then gradients of experts are means over all ranks' tokens.
+
+    Upstream divides by the ranks beside the dense layers' weight shards, and an expert's shards
+    then by their own number.
+    """
+    config = ddp.config
+    shards, own = config.gtp_weight_remat_size, config.expert_gtp_weight_remat_size
+    if not config.calculate_per_token_loss and own != shards:
+        for buffer in ddp.expert_parallel_buffers:
+            for one in (buffer, *buffer.buckets):
+                one.gradient_scaling_factor *= own / shards
+
+
+_OF_EXPERTS = megatron_patch(
+    id="expert-shard-gradients",
+    target="megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
+    kind=Kind.WRAP,
+    make=after(_wrapped),
+    why="gradients of experts are divided by the dense layers' weight shards",
+    removed_when="upstream divides them by the ranks that have tokens",
+    loses="gradients of experts are too large or too small by the ratio of the shards",
+    requires=f"{DISTRIBUTION}>=0.19",
+    elsewhere="before 0.19 Megatron has no weight shards",
+    uses=("self",),
+)
+_OF_NORMS = tuple(
     megatron_patch(
         id="delta-gradients",
         target=f"megatron.core.ssm.gated_delta_net{target}.__init__",
         kind=Kind.WRAP,
         make=after(_init),
-        why="all heads share the output norm, and each tensor-parallel rank has the gradient of "
-        "its own heads only: nothing sums them",
+        why="all heads share the output norm; nothing sums the gradients of tensor-parallel ranks",
         removed_when="upstream sums that gradient without sequence parallelism",
         loses="gated delta nets train with wrong gradients, and with other weights on each rank, "
         "with tensor but without sequence parallelism",
@@ -55,3 +81,4 @@ PATCHES = tuple(
     )
     for target, versions in ((":GatedDeltaNet", ">=0.16,<0.19"), (".common:_GDNBase", ">=0.19"))
 )
+PATCHES = (*_OF_NORMS, _OF_EXPERTS)

@@ -160,8 +160,8 @@ PATCHES = (
         target="megatron.core.dist_checkpointing.strategies.nvrx:has_nvrx_async_support",
         kind=Kind.WRAP,
         make=around(_async_support),
-        why="it asserts a version of nvidia-resiliency-ext that PyPI does not have (0.4.1 is the "
-        "newest there, 0.6 is asked for) while Megatron is imported",
+        why="on import it asserts a version of nvidia-resiliency-ext that PyPI does not have (0.6; "
+        "the newest is 0.4.1)",
         removed_when="upstream answers no for an older version",
         loses="beside an older nvidia-resiliency-ext Megatron cannot be imported",
         requires="megatron-core>=0.17",

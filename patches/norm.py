@@ -122,8 +122,8 @@ _LATENT = (
         elsewhere="before 0.19 the norm is left out where nothing uses it",
         kind=Kind.WRAP,
         make=around(_resolve),
-        why="the local layers name a norm for the query with --qk-layernorm, and are then refused "
-        "where the query is not compressed (no --q-lora-rank: DeepSeek V2-Lite, Moonlight)",
+        why="with --qk-layernorm the local layers name a norm for the query, and are refused where "
+        "it is not compressed (no --q-lora-rank: DeepSeek V2-Lite, Moonlight)",
         removed_when="upstream's local layers name that norm only with --q-lora-rank",
         loses="such models cannot be built with --transformer-impl local",
         uses=("self",),

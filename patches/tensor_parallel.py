@@ -132,12 +132,16 @@ _DUPLICATED = (
 
 
 def _experts(_context: PatchContext, _result: None, layer: Any) -> None:
-    """As upstream; experts are marked as Megatron marks them itself since 0.19."""
+    """As upstream; experts are marked as Megatron marks them itself since 0.20."""
     config = layer.config
     ranks = config.expert_tensor_parallel_size
+    shards = getattr(config, "gtp_weight_remat_size", None)  # since 0.19, which marks the parts
     apart = config.expert_model_parallel_size > 1 or ranks != config.tensor_model_parallel_size
+    apart = apart or getattr(config, "expert_gtp_weight_remat_size", None) != shards
     for name, parameter in layer.experts.named_parameters():
         parameter.allreduce = not apart
+        if shards is not None:
+            continue
         second = "linear_fc2" in name
         has_whole = ranks > 1 and second and name.rpartition(".")[2].startswith("bias")
         if not (has_whole or getattr(parameter, "tensor_model_parallel", False)):
@@ -150,14 +154,14 @@ _EXPERTS = (
     megatron_patch(
         id="expert-weights",
         target="megatron.core.transformer.moe.moe_layer:MoELayer.__init__",
-        requires="megatron-core>=0.12,<0.19",
-        elsewhere="since 0.19 Megatron marks the weights of experts itself",
+        requires="megatron-core>=0.12,<0.20",
+        elsewhere="since 0.20 Megatron marks the weights of experts itself",
         kind=Kind.WRAP,
         make=after(_experts),
         why="gradients of experts whose tensor parallelism is not that of attention are not summed "
         "over the ranks that have the same ones, and those of grouped experts count on one "
         "tensor-parallel rank only in the norm by which gradients are clipped",
-        removed_when="Megatron before 0.19 is not supported",
+        removed_when="Megatron before 0.20 is not supported",
         loses="experts learn from a part of the tokens with --expert-tensor-parallel-size below "
         "--tensor-model-parallel-size, and gradients are clipped less than in one process",
         uses=("self",),

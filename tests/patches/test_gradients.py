@@ -91,6 +91,13 @@ def test_the_gradients_of_experts_are_summed_and_counted(
     assert not hasattr(layer.router.weight, "allreduce")
 
 
+def test_experts_in_other_shards_are_apart() -> None:
+    layer = Experts(1, 2)
+    vars(layer.config).update(gtp_weight_remat_size=1, expert_gtp_weight_remat_size=2)
+    tensor_parallel._experts(None, None, layer)  # type: ignore[arg-type]
+    assert [vars(one)["allreduce"] for one in layer.experts.parameters()] == [False] * 4
+
+
 class Attention(torch.nn.Module):
     def __init__(self, ranks: int) -> None:
         super().__init__()
@@ -137,7 +144,7 @@ def test_the_norm_of_a_delta_layer_gets_the_gradient_of_all_ranks(
     layers = []
     for wrap in (False, True):
         if wrap:
-            new = patched(delta_gradients.PATCHES[1:], Delta.__init__)
+            new = patched(delta_gradients.PATCHES[1:2], Delta.__init__)
             monkeypatch.setattr(Delta, "__init__", new)
         torch.manual_seed(0)
         layer = Delta(ranks, parallel)
@@ -150,6 +157,40 @@ def test_the_norm_of_a_delta_layer_gets_the_gradient_of_all_ranks(
     plain, followed = layers
     for one, other in zip(plain.parameters(), followed.parameters(), strict=True):
         torch.testing.assert_close(other.grad, one.grad * times)
+
+
+class Wrapped:
+    """Megatron's wrapper on two ranks: it divides by those that the dense layers' shards leave."""
+
+    def __init__(self, shards: int, experts: int, per_token: bool) -> None:
+        self.config = SimpleNamespace(
+            gtp_weight_remat_size=shards,
+            expert_gtp_weight_remat_size=experts,
+            calculate_per_token_loss=per_token,
+        )
+        scale = 1.0 if per_token else shards / 2
+        bucket = SimpleNamespace(gradient_scaling_factor=scale)
+        self.bucket = bucket
+        self.expert_parallel_buffers = [
+            SimpleNamespace(gradient_scaling_factor=scale, buckets=[bucket])
+        ]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("experts", [1, 2])
+@pytest.mark.parametrize("per_token", [False, True])
+def test_experts_in_other_shards_learn_from_the_mean_over_all_ranks(
+    shards: int, experts: int, per_token: bool
+) -> None:
+    """An expert's shards divide by their number, unless losses are sums."""
+    init = patched(delta_gradients.PATCHES, Wrapped.__init__, "expert-shard-gradients")
+    made = Wrapped.__new__(Wrapped)
+    init(made, shards, experts, per_token)
+    (buffer,) = made.expert_parallel_buffers
+    for one in (buffer, made.bucket):
+        assert one.gradient_scaling_factor / (1 if per_token else experts) == (
+            1 if per_token else 0.5
+        )
 
 
 @pytest.mark.parametrize("overlap", [False, True])

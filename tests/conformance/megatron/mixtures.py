@@ -249,6 +249,7 @@ LAYOUTS: Final[Sequence[Layout]] = (
     Layout(2, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"),
     Layout(2, "--use-torch-fsdp2 --no-gradient-accumulation-fusion"),
     Layout(2, "--expert-model-parallel-size 2", True),
+    Layout(2, "--expert-tensor-parallel-num-weight-shards 2 --moe-grouped-gemm", True),
     Layout(2, "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall", True),
     Layout(2, f"{_SP} --expert-model-parallel-size 2 --expert-tensor-parallel-size 1", True),
     Layout(2, f"{_SP} --expert-tensor-parallel-size 2", True),
