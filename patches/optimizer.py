@@ -161,11 +161,12 @@ _CLIP = (
     ),
 )
 
-#: Class of optimizer -> its patch and module, and its groups of the model's and main parameters.
+#: Class of optimizer -> its patch and module, its groups of the model's and main parameters, and
+#: of the parameters that the model's are shards of.
 _COPIED: Final = {
     "DistributedOptimizer": (
         *("copy-in-step-shards", "distrib_optimizer"),
-        *("shard_float16_groups", "shard_fp32_from_float16_groups"),
+        *("shard_float16_groups", "shard_fp32_from_float16_groups", "model_float16_groups"),
     ),
     "Float16OptimizerWithFloat16Params": (
         *("copy-in-step-float16", "optimizer"),
@@ -180,7 +181,11 @@ def _copies(optimizer: Any) -> dict[Any, Any]:
     groups = [list(chain(*getattr(optimizer, name, ()))) for name in names]
     if not groups or any(one is None for one in chain(*groups)):
         return {}
-    model, main = groups
+    model, main, *whole = groups
+    # Who moves a model's memory gives parameters another, not the optimizer's shards.
+    storages = [[one.untyped_storage()._cdata for one in each] for each in (model, *whole)]
+    if storages[0] != storages[-1]:
+        return {}
     return dict(zip(main, (one.detach() for one in model), strict=True))
 
 

@@ -319,11 +319,11 @@ def test_main_parameters_are_copied_however_large(
 
 @pytest.mark.parametrize("name", optimizer._COPIED)
 @pytest.mark.parametrize("told", [True, False])
-@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("held", ["whole", "quantized", "moved"])
 def test_what_the_step_has_written_is_not_copied(
-    name: str, told: bool, quantized: bool, monkeypatch: pytest.MonkeyPatch
+    name: str, told: bool, held: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is asked of the step where a parameter has no plain shard or main parameter."""
+    """Nothing is asked of the step where a parameter has no main parameter or no shard any more."""
     asked: list[dict[Any, Any]] = []
 
     @contextmanager
@@ -334,15 +334,16 @@ def test_what_the_step_has_written_is_not_copied(
     step = SimpleNamespace(copies_in_step=copies_in_step, has_written_copies=lambda _: told)
     monkeypatch.setitem(sys.modules, optimizer._STEP, step)
     model, main = torch.ones(3, dtype=torch.bfloat16, requires_grad=True), torch.zeros(3)
-    id, _, of_model, of_main = optimizer._COPIED[name]
-    held = {of_model: [[model], []], of_main: [[None if quantized else main], []]}
-    one = type(name, (), {"optimizer": object(), **held})()
+    id, _, of_model, of_main, *of_whole = optimizer._COPIED[name]
+    groups = {of_model: [[model], []], of_main: [[None if held == "quantized" else main], []]}
+    groups |= {name: [[model.clone() if held == "moved" else model], []] for name in of_whole}
+    one = type(name, (), {"optimizer": object(), **groups})()
     calls: list[str] = []
     copy = patched(optimizer.PATCHES, lambda self: calls.append("copy"), id)
     patched(optimizer.PATCHES, lambda self: copy(self), "copy-in-step")(one)
     assert calls == ([] if told else ["copy"])
     (found,) = asked
-    assert quantized == (not found)
+    assert bool(found) == (held == "whole" or (held == "moved" and not of_whole))
     if found:
         found[main].fill_(5.0)
         assert torch.equal(model, torch.full_like(model, 5.0)), "the model's memory"
