@@ -5,6 +5,7 @@ The parts that a backend lists in ``DeviceSpec.parts`` where its device needs th
 - ``averages``: the communication backend has no ``ReduceOp.AVG``;
 - ``mixed_gathers``: it mixes dtypes up that are gathered in one call;
 - ``held_sends``: it reads a tensor's memory after ``isend`` has returned;
+- ``ordered_collectives``: it runs several collectives of a group at a time;
 - ``repeated_waits``: it never returns from a second wait for one transfer;
 - ``uneven_gathers``: it refuses to gather tensors of different sizes;
 - ``wide_reductions``: it cannot reduce float64;
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from accel_bridge.device._distributed import flat_collectives as flat_collectives
     from accel_bridge.device._distributed import held_sends as held_sends
     from accel_bridge.device._distributed import mixed_gathers as mixed_gathers
+    from accel_bridge.device._distributed import ordered_collectives as ordered_collectives
     from accel_bridge.device._distributed import repeated_waits as repeated_waits
     from accel_bridge.device._distributed import uneven_gathers as uneven_gathers
     from accel_bridge.device._distributed import wide_reductions as wide_reductions

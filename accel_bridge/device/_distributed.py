@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import types
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -406,6 +407,42 @@ def _of_an_alias(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(tensor.detach(), *args, **kwargs)
 
     return isend
+
+
+# Collectives of one group, for a backend that runs several at a time.
+#
+# NCCL's run in the order of their calls: who waits for one has waited for those before it, some of
+# which may write the same memory and are never waited for (Megatron's prefetched weight shards).
+# gloo gives every group two threads, or two for each network interface.
+
+
+def ordered_collectives(context: Context) -> None:
+    """A part: the collectives of a group of gloo run one after the other."""
+    if hasattr(dist, "ProcessGroupGloo"):
+        context.wrap(dist.ProcessGroupGloo, "__init__", _with_one_thread)
+
+
+def _with_one_thread(original: Callable[..., None]) -> Callable[..., None]:
+    gloo: Any = dist.ProcessGroupGloo
+
+    def __init__(
+        self: Any, store: Any, rank: int, size: int, timeout: Any = None, **others: Any
+    ) -> None:
+        options = others.pop("options", timeout)
+        if not isinstance(options, gloo._Options):
+            options = gloo._Options()
+            options._devices = [
+                gloo.create_device(interface=name) if name else gloo.create_default_device()
+                for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")
+            ]
+            if timeout is not None:
+                options._timeout = timeout
+        for name, value in others.items():
+            setattr(options, name, value)
+        options._threads = 1
+        original(self, store, rank, size, options)
+
+    return __init__
 
 
 # Gathers of tensors that differ in size, for a backend that refuses them.

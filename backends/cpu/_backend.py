@@ -48,16 +48,17 @@ class CpuBackend(Backend):
             host_generator,
             materialized_flex_attention,
             mixed_gathers,
+            ordered_collectives,
             repeated_waits,
             uneven_gathers,
         )
 
         # gloo's averages came after torch 2.6; its mixed gathers are wrong in torch 2.13, tensors
         # must have the shapes and sizes that it expects, it reads what it sends when the receiver
-        # is ready, and it waits for a transfer only once.
+        # is ready, waits for a transfer only once, and runs two collectives at once.
         parts: list[Part] = [host_generator, averages, interpreted_triton]
         parts += [mixed_gathers, flat_collectives, uneven_gathers, held_sends, repeated_waits]
-        parts += [first_of_equals, materialized_flex_attention]
+        parts += [ordered_collectives, first_of_equals, materialized_flex_attention]
         if not _host.has_float16():
             # Without float16 arithmetic a GEMM is 6 to 20 times slower than in float32.
             parts.append(float16_matmuls_in(torch.float32))

@@ -136,6 +136,17 @@ def point_to_point(rank: int, device: torch.device, group: dist.ProcessGroup) ->
     assert received.tolist() == [float(1 - rank)] * 2
 
 
+def in_order(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Whoever waits for a gather has waited for a longer one before it, into the same memory."""
+    whole, ones = torch.zeros(1 << 22, device=device), torch.ones(1 << 21, device=device)
+    for _ in range(5):
+        longer = dist.all_gather_into_tensor(whole, ones, group=group, async_op=True)
+        dist.all_gather_into_tensor(whole[-2:], 2 * ones[:1], group=group, async_op=True).wait()
+        assert [whole[place].item() for place in (0, -3, -1)] == [1.0, 1.0, 2.0]
+        longer.wait()
+        assert whole[-1].item() == 2.0
+
+
 def emptied_sends(rank: int, device: torch.device, group: dist.ProcessGroup) -> None:
     """What Megatron's pipeline does: the sent tensor is emptied before the receiver is ready."""
     if rank == 0:
@@ -197,6 +208,7 @@ CHECKS: tuple[Callable[[int, torch.device, dist.ProcessGroup], None], ...] = (
     coalesced,
     all_to_all,
     point_to_point,
+    in_order,
     emptied_sends,
     objects,
     barriers,

@@ -58,6 +58,7 @@ class QuipuBackend(Backend):
             held_sends,
             host_generator,
             mixed_gathers,
+            ordered_collectives,
             repeated_waits,
             uneven_gathers,
         )
@@ -85,6 +86,7 @@ class QuipuBackend(Backend):
                 flat_collectives,
                 uneven_gathers,
                 held_sends,
+                ordered_collectives,
                 repeated_waits,
             ),
         )
