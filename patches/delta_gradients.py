@@ -11,6 +11,7 @@ from typing import Any
 
 from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
 from accel_bridge.patching import Kind, PatchContext, after
+from accel_bridge.patching.host import ArgumentError
 
 _NAME = "accel_bridge_summed"
 
@@ -44,9 +45,19 @@ def _wrapped(_context: PatchContext, _result: None, ddp: Any) -> None:
 
     Upstream divides by the ranks beside the dense layers' weight shards, and an expert's shards
     then by their own number.
+
+    :raises ArgumentError: interleaved stages sum a shard's gradient before its last microbatch's.
     """
     config = ddp.config
     shards, own = config.gtp_weight_remat_size, config.expert_gtp_weight_remat_size
+    stages = config.virtual_pipeline_model_parallel_size or 1
+    if max(shards, own) > 1 and stages > 1 and ddp.ddp_config.overlap_grad_reduce:
+        raise ArgumentError(
+            "Interleaved stages would sum gradients of weight shards before they are complete.",
+            evidence=f"--overlap-grad-reduce, {stages} stages a rank, weights in {shards} shards "
+            f"and experts in {own}",
+            next="remove --overlap-grad-reduce (and --overlap-param-gather)",
+        )
     if not config.calculate_per_token_loss and own != shards:
         for buffer in ddp.expert_parallel_buffers:
             for one in (buffer, *buffer.buckets):

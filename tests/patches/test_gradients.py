@@ -23,6 +23,7 @@ from accel_bridge.patches import (
     recompute_outputs,
     tensor_parallel,
 )
+from accel_bridge.patching.host import ArgumentError
 
 
 class Linear(torch.nn.Linear):
@@ -162,8 +163,10 @@ def test_the_norm_of_a_delta_layer_gets_the_gradient_of_all_ranks(
 class Wrapped:
     """Megatron's wrapper on two ranks: it divides by those that the dense layers' shards leave."""
 
-    def __init__(self, shards: int, experts: int, per_token: bool) -> None:
+    def __init__(self, shards: int, experts: int, per_token: bool, stages: Any = None) -> None:
+        self.ddp_config = SimpleNamespace(overlap_grad_reduce=True)
         self.config = SimpleNamespace(
+            virtual_pipeline_model_parallel_size=stages,
             gtp_weight_remat_size=shards,
             expert_gtp_weight_remat_size=experts,
             calculate_per_token_loss=per_token,
@@ -191,6 +194,14 @@ def test_experts_in_other_shards_learn_from_the_mean_over_all_ranks(
         assert one.gradient_scaling_factor / (1 if per_token else experts) == (
             1 if per_token else 0.5
         )
+
+
+def test_interleaved_stages_do_not_sum_shards_that_are_incomplete() -> None:
+    init = patched(delta_gradients.PATCHES, Wrapped.__init__, "expert-shard-gradients")
+    init(Wrapped.__new__(Wrapped), 1, 1, False, 2)
+    for shards in ((2, 1), (1, 2)):
+        with pytest.raises(ArgumentError, match="remove --overlap-grad-reduce"):
+            init(Wrapped.__new__(Wrapped), *shards, False, 2)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
