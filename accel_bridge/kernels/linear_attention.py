@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from accel_bridge.kernels._contract import Contract, compute_dtype
@@ -283,26 +284,70 @@ def _chunks(
     overlap = torch.einsum("bcigk,bcjgk->bcgij", key, key).unsqueeze(3)
     by_row = beta.permute(0, 1, 3, 4, 2).unsqueeze(-1)
     inverse = unit_lower_inverse((overlap * parts.within * by_row).tril(-1)).to(kind)
-    written = torch.einsum("bcgrij,bcjgrd->bcgrid", inverse, (value * beta.unsqueeze(-1)).to(kind))
+    written = torch.einsum("bcgrij,bcjgrd->cbgrid", inverse, (value * beta.unsqueeze(-1)).to(kind))
     wide_key, wide_query = key.unsqueeze(4), query.unsqueeze(4)
     seen = (wide_key * (beta * parts.from_start).unsqueeze(-1)).to(kind)
-    seen = torch.einsum("bcgrij,bcjgrk->bcgrik", inverse, seen)
-    kept = (wide_key * parts.to_end.unsqueeze(-1)).to(kind).permute(0, 1, 3, 4, 5, 2)
+    seen = torch.einsum("bcgrij,bcjgrk->cbgrik", inverse, seen)
+    kept = (wide_key * parts.to_end.unsqueeze(-1)).to(kind).permute(1, 0, 3, 4, 5, 2)
     # From the end of the chunk before to the end of this one.
-    carried = parts.between.diagonal(-1, -2, -1)
-    states, updates = [], []
-    for chunk in range(value.shape[1]):
-        states.append(state.to(kind))
-        update = written[:, chunk] - seen[:, chunk] @ states[-1]
-        updates.append(update)
-        added = kept[:, chunk] @ update
-        state = state * carried[..., chunk, None, None] + added
-    before, update = torch.stack(states, 1), torch.stack(updates, 1)
+    carried = parts.between.diagonal(-1, -2, -1).movedim(-1, 0)[..., None, None]
+    heads = state.shape[:3]
+    flat = (one.flatten(1, 3) for one in (written, seen, kept, carried))
+    before, update, state = _Recurrence.apply(*flat, state.flatten(0, 2))
+    before, update = (one.unflatten(1, heads).transpose(0, 1) for one in (before, update))
     scores = torch.einsum("bcigk,bcjgk->bcgij", query, key).unsqueeze(3)
     within = (scores * parts.within).to(kind)
     asked = (wide_query * parts.from_start.unsqueeze(-1)).to(kind).permute(0, 1, 3, 4, 2, 5)
     output = within @ update + asked @ before
-    return output.permute(0, 1, 4, 2, 3, 5), state
+    return output.permute(0, 1, 4, 2, 3, 5), state.unflatten(0, heads)
+
+
+class _Recurrence(torch.autograd.Function):
+    """``update[c] = written[c] - seen[c] S[c]; S[c + 1] = carried[c] S[c] + kept[c] update[c]``.
+
+    By hand, as autograd would compute the gradients of all but S chunk by chunk too.
+    All are [c, n, ...], n = b v; returns S before each chunk, the updates, and the last S.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        written: torch.Tensor,
+        seen: torch.Tensor,
+        kept: torch.Tensor,
+        carried: torch.Tensor,
+        state: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        states, updates = [], []
+        by_chunk = (one.unbind() for one in (written, -seen, kept, carried))
+        for new, reads, writes, decay in zip(*by_chunk, strict=True):
+            states.append(state)
+            updates.append(torch.baddbmm(new, reads, state.to(reads.dtype)))
+            state = state * decay + writes.bmm(updates[-1])
+        before, update = torch.stack(states), torch.stack(updates)
+        kind = update.dtype  # autocast's, where that is on
+        ctx.save_for_backward(seen.to(kind), kept.to(kind), carried, before, update)
+        return before.to(kind), update, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        seen, kept, carried, before, update = ctx.saved_tensors
+        state, kind = gradients[2], update.dtype
+        states, updates = [], []
+        by_chunk = (one.unbind() for one in (*gradients[:2], -seen.mT, kept.mT, carried))
+        for own, new, reads, writes, decay in reversed(list(zip(*by_chunk, strict=True))):
+            states.append(state)
+            updates.append(torch.baddbmm(new, writes, state.to(kind)))
+            state = state * decay + torch.baddbmm(own, reads, updates[-1])
+        after, written = torch.stack(states[::-1]), torch.stack(updates[::-1])
+        return (
+            written,
+            -written @ before.to(kind).mT,
+            after.to(kind) @ update.mT,
+            (after * before).sum((-2, -1), keepdim=True),
+            state,
+        )
 
 
 class _UnitLowerInverse(torch.autograd.Function):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from accel_bridge.kernels import CONTRACTS
 from accel_bridge.kernels.linear_attention import CHUNK
@@ -137,3 +138,34 @@ def test_nothing_at_all(name: str) -> None:
 def test_sizes_that_do_not_fit_are_refused(name: str, wrong: Inputs, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         CONTRACTS[name].reference(**{**BUILD[name](5, False, False), **wrong})
+
+
+class Operations(TorchDispatchMode):
+    """How many torch runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_chunk_is_few_operations() -> None:
+    """Each is a kernel's launch on a GPU, one after the other, and a rehearsal's time."""
+    counts = []
+    for chunks in (8, 16):
+        with Operations() as mode:
+            results(
+                CONTRACTS["gated_delta_rule"].reference, delta_inputs(chunks * CHUNK, False, True)
+            )
+        counts.append(mode.count)
+    assert (counts[1] - counts[0]) / 8 <= 8
+
+
+def test_autocast_reaches_the_gradients() -> None:
+    rule, inputs = CONTRACTS["gated_delta_rule"].reference, delta_inputs(2 * CHUNK, False, True)
+    narrow = {key: one.float() if torch.is_tensor(one) else one for key, one in inputs.items()}
+    with torch.autocast("cpu", torch.bfloat16):
+        found = results(rule, narrow)
+    for one, other in zip(found, results(rule, inputs), strict=True):
+        assert functional.cosine_similarity(one.double().flatten(), other.flatten(), 0) > 0.999
