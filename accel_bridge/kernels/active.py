@@ -81,7 +81,7 @@ def kernel_or_warning(contract: Contract[P, R], warning: str) -> Kernel[P, R]:
     """
     found = kernel(contract)
     if found.is_reference and features().triton:
-        log.warn_once(warning)
+        log.fall_back(warning, names_faster=True)
     return found
 
 

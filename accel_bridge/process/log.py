@@ -21,8 +21,8 @@ LOG_VARIABLE: Final = "ACCEL_BRIDGE_LOG"
 #: Where it is set, what this process has said, for the processes that it starts: they do not
 #: repeat it to the same place.
 SAID: Final = "_ACCEL_BRIDGE_SAID"
-#: What ran instead of a kernel, and why: said once each.
-FALLBACKS: Final[set[str]] = set()
+#: What ran instead of a kernel, and why: said once each -> whether it names what is faster.
+FALLBACKS: Final[dict[str, bool]] = {}
 _said_by_parents: Final = frozenset(os.environ.get(SAID, "").split())
 
 
@@ -35,11 +35,11 @@ def say(line: str, *, anywhere: bool = False) -> None:
         (_print if anywhere else _write)(line)
 
 
-def fall_back(line: str) -> None:
-    """Say what runs instead of a kernel, and why."""
+def fall_back(line: str, *, names_faster: bool = False) -> None:
+    """Say what runs instead of a kernel, and why; a warning where it names what is faster."""
     if line not in FALLBACKS:
-        FALLBACKS.add(line)
-        say(line)
+        FALLBACKS[line] = names_faster
+        (warn if names_faster else say)(line)
 
 
 def warn(line: str) -> None:

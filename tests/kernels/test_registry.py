@@ -116,7 +116,7 @@ def test_a_contract_has_one_kernel() -> None:
 def test_a_call_outside_the_range_runs_the_reference_and_says_so_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accel_bridge.process.log.FALLBACKS", set())
+    monkeypatch.setattr("accel_bridge.process.log.FALLBACKS", {})
     tensor = random(1, 2, 3, 8, dtype=torch.float32)
     options = AttentionOptions(layout="BNSD", mask=AttentionMask(causal=True), return_lse=True)
     for _ in range(2):

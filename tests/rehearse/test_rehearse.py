@@ -131,6 +131,7 @@ class Doubled(torch.autograd.Function):
         return grad * torch.tensor(2.0, device=grad.device)  # in a thread of autograd's
 
 log.fall_back("a kernel: its reference")
+log.fall_back("a scan: its reference; pip install it", names_faster=True)
 Doubled.apply(last(model(torch.randn(4, 1024, device="cuda")))).sum().backward()
 optimizer.step()
 """
@@ -154,6 +155,7 @@ def test_one_process_without_torchrun(steps: str, status: int, tmp_path: Path) -
         assert "--steps 1" in run.stderr
     else:
         assert "note: a kernel: its reference; NVIDIA's" in run.stdout
+        assert "note: a scan: its reference; pip install it\n" in run.stdout
         parameters = 1024 * 1024 + 1024 + 8 * 1024 + 8
         assert json.loads(made.read_text())["ranks"][0]["parameters"] == parameters
 

@@ -324,8 +324,9 @@ class Session:
         mode = self.mode
         assert mode is not None
         nvidia = self.device.kernels == "cuda" and not self.device.limits
-        for line in sorted(log.FALLBACKS) if nvidia else ():
-            self.note(f"{line}; NVIDIA's Transformer Engine may be faster there, with less memory")
+        for line, names_faster in sorted(log.FALLBACKS.items()) if nvidia else ():
+            faster = "NVIDIA's Transformer Engine may be faster, with less memory"
+            self.note(line if names_faster else f"{line}; {faster}")
         self._label(mode)
         seconds = {
             "start": self._entered - self._started,
