@@ -73,7 +73,7 @@ def test_a_wrong_gradient_of_one_weight_is_wrong(tmp_path: Path, size: float) ->
 
 
 def test_a_collective_that_a_rehearsal_has_not_is_found() -> None:
-    call = [2, "all_reduce", 0, "float32", "", 64, "", ""]
+    call = [2, "all_reduce", 0, "float32", "", 64, "", "", 1]
     real = {"parameters": 9, "own_groups": [{"ranks": [0, 1]}], "calls": [call, call]}
     larger = [[*call[:5], 128, *call[6:]], call]
     assert not difference(real, real)
