@@ -183,9 +183,9 @@ def _copies(optimizer: Any) -> dict[Any, Any]:
         return {}
     model, main, *whole = groups
     # Who moves a model's memory gives parameters another, not the optimizer's shards.
-    storages = [[one.untyped_storage()._cdata for one in each] for each in (model, *whole)]
-    if storages[0] != storages[-1]:
-        return {}
+    for shard, parameter in zip(model, *whole, strict=True) if whole else ():
+        if shard.untyped_storage()._cdata != parameter.untyped_storage()._cdata:
+            return {}
     return dict(zip(main, (one.detach() for one in model), strict=True))
 
 

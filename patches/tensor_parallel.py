@@ -9,8 +9,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from accel_bridge.patches._factory import megatron_patch
+from accel_bridge.patches._factory import DISTRIBUTION, megatron_patch
 from accel_bridge.patching import Kind, Patch, PatchContext, after, around
+from accel_bridge.patching.host import ArgumentError
 
 
 def _make_region(context: PatchContext) -> Callable[..., Any]:
@@ -168,4 +169,42 @@ _EXPERTS = (
     ),
 )
 
-PATCHES = (*_REGIONS, *_REDUCE, *_WEIGHT_GRADIENT, *_DUPLICATED, *_EXPERTS)
+
+def _shards(_context: PatchContext, _result: None, ddp: Any) -> None:
+    """As upstream; then gradients of experts are means over all ranks' tokens.
+
+    Upstream divides by the ranks beside the dense layers' weight shards, and an expert's shards
+    then by their own number.
+
+    :raises ArgumentError: interleaved stages sum a shard's gradient before its last microbatch's.
+    """
+    config = ddp.config
+    shards, own = config.gtp_weight_remat_size, config.expert_gtp_weight_remat_size
+    stages = config.virtual_pipeline_model_parallel_size or 1
+    if max(shards, own) > 1 and stages > 1 and ddp.ddp_config.overlap_grad_reduce:
+        raise ArgumentError(
+            "Interleaved stages would sum gradients of weight shards before they are complete.",
+            evidence=f"--overlap-grad-reduce, {stages} stages a rank, weights in {shards} shards "
+            f"and experts in {own}",
+            next="remove --overlap-grad-reduce (and --overlap-param-gather)",
+        )
+    if not config.calculate_per_token_loss and own != shards:
+        for buffer in ddp.expert_parallel_buffers:
+            for one in (buffer, *buffer.buckets):
+                one.gradient_scaling_factor *= own / shards
+
+
+_SHARDS = megatron_patch(
+    id="expert-shard-gradients",
+    target="megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.__init__",
+    kind=Kind.WRAP,
+    make=after(_shards),
+    why="gradients of experts are divided by the dense layers' weight shards",
+    removed_when="upstream divides them by the ranks that have tokens",
+    loses="gradients of experts are too large or too small by the ratio of the shards",
+    requires=f"{DISTRIBUTION}>=0.19",
+    elsewhere="before 0.19 Megatron has no weight shards",
+    uses=("self",),
+)
+
+PATCHES = (*_REGIONS, *_REDUCE, *_WEIGHT_GRADIENT, *_DUPLICATED, *_EXPERTS, _SHARDS)

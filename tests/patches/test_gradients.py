@@ -186,7 +186,7 @@ def test_experts_in_other_shards_learn_from_the_mean_over_all_ranks(
     shards: int, experts: int, per_token: bool
 ) -> None:
     """An expert's shards divide by their number, unless losses are sums."""
-    init = patched(delta_gradients.PATCHES, Wrapped.__init__, "expert-shard-gradients")
+    init = patched(tensor_parallel.PATCHES, Wrapped.__init__, "expert-shard-gradients")
     made = Wrapped.__new__(Wrapped)
     init(made, shards, experts, per_token)
     (buffer,) = made.expert_parallel_buffers
@@ -197,7 +197,7 @@ def test_experts_in_other_shards_learn_from_the_mean_over_all_ranks(
 
 
 def test_interleaved_stages_do_not_sum_shards_that_are_incomplete() -> None:
-    init = patched(delta_gradients.PATCHES, Wrapped.__init__, "expert-shard-gradients")
+    init = patched(tensor_parallel.PATCHES, Wrapped.__init__, "expert-shard-gradients")
     init(Wrapped.__new__(Wrapped), 1, 1, False, 2)
     for shards in ((2, 1), (1, 2)):
         with pytest.raises(ArgumentError, match="remove --overlap-grad-reduce"):
